@@ -2,9 +2,11 @@ package telemetry
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,8 +80,6 @@ type Node struct {
 	Events   []NodeEvent    `json:"events,omitempty"`
 	Lost     int            `json:"lost,omitempty"` // attributes and events beyond the bounds
 	Children []*Node        `json:"children,omitempty"`
-
-	start int64
 }
 
 // NodeEvent is an instant within a span.
@@ -186,21 +186,10 @@ func (s *Store) liveSpans(trace string) []*record {
 	for _, sp := range live {
 		sp.mu.Lock()
 		r := sp.recordLocked(now, nil)
-		r.Attrs = cloneAttrs(r.Attrs)
+		r.Attrs = maps.Clone(r.Attrs)
 		r.Events = slices.Clone(r.Events)
 		sp.mu.Unlock()
 		out = append(out, r)
-	}
-	return out
-}
-
-func cloneAttrs(m map[string]any) map[string]any {
-	if m == nil {
-		return nil
-	}
-	out := make(map[string]any, len(m))
-	for k, v := range m {
-		out[k] = v
 	}
 	return out
 }
@@ -209,13 +198,8 @@ func cloneAttrs(m map[string]any) map[string]any {
 // root (possible only with forged ids) becomes a root itself, so that every
 // span is in the view exactly once.
 func assemble(id string, spans []*record, running map[string]bool) TraceView {
-	slices.SortStableFunc(spans, func(a, b *record) int {
-		switch {
-		case a.Time != b.Time:
-			return int(min(max(a.Time-b.Time, -1), 1))
-		default:
-			return bytes.Compare([]byte(a.Span), []byte(b.Span))
-		}
+	slices.SortFunc(spans, func(a, b *record) int {
+		return cmp.Or(cmp.Compare(a.Time, b.Time), cmp.Compare(a.Span, b.Span))
 	})
 	begin, end := spans[0].Time, spans[0].Time
 	nodes := make(map[string]*Node, len(spans))
@@ -228,7 +212,7 @@ func assemble(id string, spans []*record, running map[string]bool) TraceView {
 		n := &Node{
 			SpanID: r.Span, ParentID: r.Parent, Name: r.Name,
 			Offset: time.Duration(r.Time - begin), Duration: time.Duration(r.Dur),
-			Running: running[r.Span], Failed: r.Failed, Error: r.Error, Attrs: r.Attrs, Lost: r.Lost, start: r.Time,
+			Running: running[r.Span], Failed: r.Failed, Error: r.Error, Attrs: r.Attrs, Lost: r.Lost,
 		}
 		for _, e := range r.Events {
 			n.Events = append(n.Events, NodeEvent{Name: e.Name, Offset: n.Offset + time.Duration(e.Offset), Attrs: e.Attrs})

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -177,7 +178,7 @@ func openSegments(dir string, maxBytes int64) (segments, error) {
 		}
 		g.list = append(g.list, segment{first: first, size: info.Size()})
 	}
-	slices.SortFunc(g.list, func(a, b segment) int { return int(min(max(int64(a.first)-int64(b.first), -1), 1)) })
+	slices.SortFunc(g.list, func(a, b segment) int { return cmp.Compare(a.first, b.first) })
 	if len(g.list) == 0 {
 		return g, nil
 	}
@@ -246,18 +247,18 @@ func (g *segments) write(batch []*record, overflow uint64) error {
 		}
 		batch = append([]*record{{Kind: kindGap, Time: t, Lost: int(g.owed)}}, batch...)
 	}
-	var errs []error
+	var failed error // the first; the others are most often the same
 	for len(batch) > 0 {
 		n, err := g.writeSome(batch)
 		if err != nil {
-			errs = append(errs, err)
+			failed = cmp.Or(failed, err)
 			g.lose(batch[:n])
-		} else if batch[0].Kind == kindGap {
+		} else if n > 0 && batch[0].Kind == kindGap {
 			g.owed = 0
 		}
 		batch = batch[n:]
 	}
-	return errors.Join(errs...)
+	return failed
 }
 
 func (g *segments) lose(batch []*record) {
@@ -269,33 +270,35 @@ func (g *segments) lose(batch []*record) {
 	}
 }
 
-// writeSome writes as much of the batch as belongs into one segment, in one
-// write, and returns how many records that settled, written or failed.
+// writeSome writes as much of the batch as the open segment has room for, in
+// one write, and returns how many records that settled, written or failed. None
+// means that the segment was full and another is next.
 func (g *segments) writeSome(batch []*record) (int, error) {
-	limit := g.maxBytes / segmentsKept
-	if g.out != nil && g.list[len(g.list)-1].size >= limit {
-		if err := g.rotate(); err != nil {
-			return len(batch), err
-		}
-	}
 	if g.out == nil {
 		if err := g.begin(); err != nil {
 			return len(batch), err
 		}
 	}
+	limit := g.maxBytes / segmentsKept
 	last := &g.list[len(g.list)-1]
 	var buf []byte
 	n := 0
-	for n < len(batch) && last.size+int64(len(buf)) < limit {
+	for n < len(batch) {
 		batch[n].Number = g.next
 		b, err := appendLine(buf, batch[n])
+		if err == nil && int64(len(b)-len(buf)) > limit {
+			err = fmt.Errorf("record of %d bytes is over the limit", len(b)-len(buf))
+		}
 		if err != nil && n == 0 {
 			return 1, err
 		}
-		if err != nil {
-			break // comes first in the next round and fails alone
+		if err != nil || last.size+int64(len(b)) > limit {
+			break // comes first in the next round
 		}
 		buf, g.next, n = b, g.next+1, n+1
+	}
+	if n == 0 {
+		return 0, g.rotate()
 	}
 	if _, err := g.out.Write(buf); err != nil {
 		if terr := g.out.Truncate(last.size); terr != nil {

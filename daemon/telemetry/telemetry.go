@@ -49,7 +49,7 @@ var ErrNotFound = errors.New("no such trace")
 // for production.
 type Options struct {
 	// MaxBytes bounds the segments on disk; the oldest is dropped when a new
-	// one would pass it. 0 means 64 MiB; the least is 64 KiB.
+	// one would pass it. 0 means 64 MiB; the least is 1 MiB.
 	MaxBytes int64
 	// MaxPending bounds the records that wait in memory for the next write;
 	// what comes beyond it is dropped and counted. 0 means 16384.
@@ -64,7 +64,7 @@ type Options struct {
 
 const (
 	defaultMaxBytes   = 64 << 20
-	leastMaxBytes     = 64 << 10
+	leastMaxBytes     = 1 << 20
 	defaultMaxPending = 16384
 	defaultFlushEvery = 250 * time.Millisecond
 	// segmentsKept is the number of segments that MaxBytes is cut into: what is
