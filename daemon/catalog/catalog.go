@@ -70,6 +70,7 @@ type Operation struct {
 	Sandbox   Need
 	Progress  bool // sends Progress while it works, to clients that stream
 	Detached  bool // goes on when the client disconnects
+	Waits     bool // may take as long as what it waits for; given up at once when the daemon ends
 }
 
 // NewRequest returns a pointer to a new request with its defaults filled in.
@@ -136,7 +137,7 @@ func Operations() []Operation {
 				"names every such path and leaves nothing behind.",
 			Request: CreateSandboxRequest{}, Result: CreateSandboxResult{},
 			Errors:   []Kind{InvalidRequest, NotFound, PreconditionFailed, ResourceExhausted},
-			Progress: true,
+			Progress: true, Waits: true,
 		},
 		{
 			Name: ListSandboxes, Aliases: []string{"ls"}, Surface: Manager, Authority: Observe,
@@ -182,7 +183,7 @@ func Operations() []Operation {
 				"disconnects or its yield time is over.",
 			Request: ExecCommandRequest{}, Result: ExecCommandResult{},
 			Errors:  []Kind{InvalidRequest, NotFound, PreconditionFailed, ResourceExhausted, Corrupt},
-			Sandbox: RequiredSandbox, Progress: true, Detached: true,
+			Sandbox: RequiredSandbox, Progress: true, Detached: true, Waits: true,
 		},
 		{
 			Name: ReadCommandLines, Aliases: []string{"lines"}, Surface: Runtime, Authority: Work,
@@ -190,7 +191,7 @@ func Operations() []Operation {
 			About: "Returns whole lines from a byte offset of one stream; a line is cut only where it is " +
 				"longer than the byte limit, or where the output ends for now.",
 			Request: ReadCommandLinesRequest{}, Result: ReadCommandLinesResult{},
-			Errors: []Kind{InvalidRequest, NotFound}, Sandbox: RequiredSandbox,
+			Errors: []Kind{InvalidRequest, NotFound}, Sandbox: RequiredSandbox, Waits: true,
 		},
 		{
 			Name: FileRead, Aliases: []string{"read"}, Surface: Runtime, Authority: Work,
@@ -292,7 +293,7 @@ func Operations() []Operation {
 			Name: LayerStack, Aliases: []string{"layers"}, Surface: Observability, Authority: Observe,
 			Summary: "list the layers, or verify every byte of them",
 			Request: LayerStackRequest{}, Result: LayerStackResult{},
-			Errors: []Kind{NotFound, Corrupt}, Sandbox: RequiredSandbox, Progress: true,
+			Errors: []Kind{NotFound, Corrupt}, Sandbox: RequiredSandbox, Progress: true, Waits: true,
 		},
 	}
 }

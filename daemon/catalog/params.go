@@ -1,8 +1,12 @@
 package catalog
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -132,16 +136,104 @@ func (p Param) Set(req any, value string) error {
 	case ListParam:
 		f.Set(reflect.Append(f, reflect.ValueOf(Text(value))))
 	default:
-		d := json.NewDecoder(strings.NewReader(value))
-		d.DisallowUnknownFields()
-		if err := d.Decode(f.Addr().Interface()); err != nil {
-			return Errorf(InvalidRequest, "%s: must be JSON: %w", p.Name, err)
-		}
-		if d.More() {
-			return Errorf(InvalidRequest, "%s: must be one JSON value; there is more after it", p.Name)
-		}
+		return p.setJSON(f, []byte(value))
 	}
 	return nil
+}
+
+// setJSON stores a JSON value in the field f of the request.
+func (p Param) setJSON(f reflect.Value, raw []byte) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(f.Addr().Interface()); err != nil {
+		return Errorf(InvalidRequest, "%s: must be JSON of type %s: %w", p.Name, p.Type, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return Errorf(InvalidRequest, "%s: must be one JSON value; there is more after it", p.Name)
+	}
+	return nil
+}
+
+// sandboxField is the name under which a request's body carries the sandbox id.
+const sandboxField = "sandbox_id"
+
+// DecodeRequest reads the JSON object of arguments of o, with the sandbox id
+// among them, fills in defaults and validates. An empty body is an object
+// without members, and a null member is an absent one. The error is of kind
+// InvalidRequest; unknown members are refused by name, all of them.
+func (o Operation) DecodeRequest(body []byte) (req any, sandboxID string, err error) {
+	var members map[string]json.RawMessage
+	if len(bytes.TrimSpace(body)) > 0 {
+		if err := json.Unmarshal(body, &members); err != nil {
+			return nil, "", Errorf(InvalidRequest, "arguments of %s: must be one JSON object: %w", o.Name, err)
+		}
+	}
+	if raw, ok := members[sandboxField]; ok && o.Sandbox != NoSandbox {
+		if err := json.Unmarshal(raw, &sandboxID); err != nil {
+			return nil, "", Errorf(InvalidRequest, "sandbox_id: must be a JSON string: %w", err)
+		}
+		delete(members, sandboxField)
+	}
+	req = o.NewRequest()
+	v := reflect.ValueOf(req).Elem()
+	known := make([]string, 0, v.NumField()+1)
+	for _, p := range o.Params() {
+		known = append(known, p.Name)
+		raw, ok := members[p.Name]
+		delete(members, p.Name)
+		if !ok || bytes.Equal(raw, []byte("null")) {
+			continue
+		}
+		f := v.FieldByIndex(p.index)
+		f.SetZero() // a default must not show through a partial value
+		if err := p.setJSON(f, raw); err != nil {
+			return nil, "", err
+		}
+	}
+	if len(members) > 0 {
+		return nil, "", o.unknown(slices.Sorted(maps.Keys(members)), known)
+	}
+	if o.Sandbox == RequiredSandbox && sandboxID == "" {
+		return nil, "", Errorf(InvalidRequest, "sandbox_id is missing: %s works on one sandbox, and list_sandboxes shows the ids", o.Name)
+	}
+	if err := Validate(req); err != nil {
+		return nil, "", err
+	}
+	return req, sandboxID, nil
+}
+
+func (o Operation) unknown(names, known []string) error {
+	if o.Sandbox != NoSandbox {
+		known = append(known, sandboxField)
+	}
+	rule := "it takes no arguments"
+	if len(known) > 0 {
+		rule = "it takes " + strings.Join(known, ", ")
+	}
+	for i := range names {
+		names[i] = strconv.Quote(names[i])
+	}
+	return Errorf(InvalidRequest, "%s does not know %s: %s", o.Name, strings.Join(names, ", "), rule)
+}
+
+// EncodeRequest writes the JSON object that DecodeRequest reads.
+func (o Operation) EncodeRequest(req any, sandboxID string) ([]byte, error) {
+	b, err := json.Marshal(req)
+	if err != nil {
+		return nil, fmt.Errorf("encode arguments of %s: %w", o.Name, err)
+	}
+	if sandboxID == "" || o.Sandbox == NoSandbox {
+		return b, nil
+	}
+	id, err := json.Marshal(sandboxID)
+	if err != nil {
+		return nil, fmt.Errorf("encode sandbox id: %w", err)
+	}
+	head := append([]byte(`{"`+sandboxField+`":`), id...)
+	if !bytes.Equal(b, []byte("{}")) {
+		head = append(head, ',')
+	}
+	return append(head, b[1:]...), nil
 }
 
 func applyDefaults(v reflect.Value) {
