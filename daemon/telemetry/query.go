@@ -101,23 +101,43 @@ func (v TraceView) Walk(fn func(depth int, n *Node)) {
 	walk(0, v.Roots)
 }
 
-// Trace returns the trace with the given id. The id "last" means the trace
-// whose root span ended last and, when sandbox is not empty, carries that
-// sandbox; traces marked with KeyObserver are passed over. Spans that have not
-// ended are in the answer, marked as running. ErrNotFound when there is none.
+// Trace returns the trace with the given id: a trace id, the request id that a
+// root span carries as KeyRequest, or "last", which means the trace whose root
+// span ended last. A sandbox that is not empty narrows a request id and "last"
+// to roots that carry it. "last" passes over traces marked with KeyObserver.
+// Spans that have not ended are in the answer, marked as running. ErrNotFound
+// when there is none.
 func (s *Store) Trace(id, sandbox string) (TraceView, error) {
-	if s == nil {
+	if s == nil || id == "" {
 		return TraceView{}, fmt.Errorf("trace %q: %w", id, ErrNotFound)
 	}
-	if id == "last" {
-		var err error
-		if id, err = s.lastTrace(sandbox); err != nil {
-			return TraceView{}, err
+	if validID(id, 16) {
+		v, err := s.traceOf(id)
+		if !errors.Is(err, ErrNotFound) {
+			return v, err
 		}
 	}
-	if !validID(id, 16) {
+	found, err := s.findRoot(func(r *record) bool {
+		if sandbox != "" && r.Attrs[KeySandbox] != sandbox {
+			return false
+		}
+		if id == "last" {
+			observer, _ := r.Attrs[KeyObserver].(bool)
+			return !observer
+		}
+		return r.Attrs[KeyRequest] == id
+	})
+	if err != nil {
+		return TraceView{}, err
+	}
+	if found == "" {
 		return TraceView{}, fmt.Errorf("trace %q: %w", id, ErrNotFound)
 	}
+	return s.traceOf(found)
+}
+
+// traceOf collects the spans of one trace.
+func (s *Store) traceOf(id string) (TraceView, error) {
 	spans := s.liveSpans(id)
 	running := make(map[string]bool, len(spans))
 	for _, r := range spans {
@@ -142,15 +162,16 @@ func (s *Store) Trace(id, sandbox string) (TraceView, error) {
 	return assemble(id, spans, running), nil
 }
 
-func (s *Store) lastTrace(sandbox string) (string, error) {
-	match := func(r *record) bool {
-		observer, _ := r.Attrs[KeyObserver].(bool)
-		return r.Kind == kindSpan && r.Parent == "" && !observer &&
-			(sandbox == "" || r.Attrs[KeySandbox] == sandbox)
+// findRoot returns the trace of the root span that matches and ended last, or,
+// when none has ended, started last; empty when none matches. Spans whose
+// parent lives in another process count as roots when a request id marks them.
+func (s *Store) findRoot(match func(*record) bool) (string, error) {
+	root := func(r *record) bool {
+		return r.Kind == kindSpan && (r.Parent == "" || r.Attrs[KeyRequest] != nil) && match(r)
 	}
 	id := ""
 	err := s.newestFirst([]byte(`"kind":"span"`), func(r *record) bool {
-		if match(r) {
+		if root(r) {
 			id = r.Trace
 		}
 		return id == ""
@@ -160,12 +181,9 @@ func (s *Store) lastTrace(sandbox string) (string, error) {
 	}
 	newest := int64(0)
 	for _, r := range s.liveSpans("") {
-		if match(r) && r.Time > newest {
+		if root(r) && r.Time >= newest {
 			newest, id = r.Time, r.Trace
 		}
-	}
-	if id == "" {
-		return "", fmt.Errorf("last trace: %w", ErrNotFound)
 	}
 	return id, nil
 }

@@ -35,6 +35,8 @@ const (
 	KeySandbox   = "sandbox"
 	KeySession   = "session"
 	KeyOperation = "operation"
+	// KeyRequest holds a root span's request id; Trace finds a trace by it.
+	KeyRequest = "request"
 	// KeyObserver marks a root span, with true, as a look at the telemetry
 	// itself. Trace("last") passes over such traces, so that asking for the
 	// last trace twice gives the same answer twice.

@@ -162,6 +162,17 @@ func TestLastTrace(t *testing.T) {
 	if err != nil || v.TraceID != TraceID(ctx) || v.Running != 1 {
 		t.Errorf("last that still runs: %+v, %v", v, err)
 	}
+	ctx, byRequest := s.Start(WithTraceparent(context.Background(), "00-"+strings.Repeat("cd", 16)+"-b7ad6b7169203331-01"), "asked",
+		String(KeySandbox, "sb1"), String(KeyRequest, "req-7"))
+	byRequest.End(nil)
+	for _, sandbox := range []string{"", "sb1"} {
+		if v, err := s.Trace("req-7", sandbox); err != nil || v.TraceID != TraceID(ctx) {
+			t.Errorf("by request id: %+v, %v", v, err)
+		}
+	}
+	if _, err := s.Trace("req-7", "sb2"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("request of another sandbox: %v, want ErrNotFound", err)
+	}
 	for _, id := range []string{"", "zz", strings.Repeat("0", 32), strings.Repeat("ab", 16)} {
 		if _, err := s.Trace(id, ""); !errors.Is(err, ErrNotFound) {
 			t.Errorf("trace %q: %v, want ErrNotFound", id, err)
