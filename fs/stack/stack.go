@@ -48,8 +48,9 @@ type Stats struct {
 	Inodes  int // inodes with a record since the base
 }
 
-// File is the content of a regular file. Holes read as zeros.
-type File interface {
+// File is the content of a regular file. Holes read as zeros. It is an alias, so
+// that rooms which spell the same methods need no adapter.
+type File = interface {
 	io.ReaderAt
 	// Size is the length in bytes.
 	Size() uint64
