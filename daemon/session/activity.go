@@ -1,0 +1,167 @@
+package session
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"ephemeral-sandbox/fs/access"
+	"ephemeral-sandbox/fs/tree"
+)
+
+// Access is one operation's use of one path.
+type Access struct {
+	Operation string    `json:"operation"` // empty when not known
+	Command   string    `json:"command,omitempty"`
+	Kind      string    `json:"kind"`
+	Path      string    `json:"-"`
+	PathBytes []byte    `json:"path"` // a path need not be UTF-8
+	Ino       tree.Ino  `json:"ino"`
+	Count     uint64    `json:"count"`
+	First     time.Time `json:"first"`
+	Last      time.Time `json:"last"`
+}
+
+// Activity calls fn for everything that was read and written in the session,
+// until fn returns false.
+func (s *Session) Activity(fn func(Access) bool) error {
+	base := s.base().Stack()
+	return s.record.Each(func(e access.Entry) bool {
+		op, _ := s.ops.get(e.Op)
+		a := Access{
+			Operation: op.ID, Command: op.Command, Kind: e.Kind.String(), Ino: e.Ino,
+			Count: e.Count, First: e.First, Last: e.Last,
+		}
+		a.Path = s.pathOf(e, base)
+		a.PathBytes = []byte(a.Path)
+		return fn(a)
+	})
+}
+
+// pathOf names what an entry is about: by its directory and name where the
+// access had a name, else by where the inode is now or was at the base.
+func (s *Session) pathOf(e access.Entry, base interface {
+	Path(tree.Ino) (string, error)
+}) string {
+	of := func(ino tree.Ino) (string, bool) {
+		if p, err := s.fs.Path(ino); err == nil {
+			return p, true
+		}
+		p, err := base.Path(ino)
+		return p, err == nil
+	}
+	if e.Name != "" {
+		if dir, ok := of(e.Dir); ok {
+			return join(dir, e.Name)
+		}
+		return fmt.Sprintf("(inode %d)/%s", e.Dir, e.Name)
+	}
+	if p, ok := of(e.Ino); ok {
+		return p
+	}
+	return fmt.Sprintf("(inode %d)", e.Ino)
+}
+
+// Ended is what is kept of a session that has ended: what it was, its
+// transcripts, and who read and wrote what.
+type Ended struct {
+	Info Info
+	Gaps uint64
+	dir  string
+}
+
+// Retire ends the session and moves what is worth keeping of it to dir. The
+// upper goes: what was not published is lost.
+func (s *Session) Retire(dir string) (processes int, err error) {
+	processes, err = s.Stop()
+	if err != nil {
+		return processes, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return processes, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, err)
+	}
+	err = errors.Join(s.keepActivity(filepath.Join(dir, "activity")), s.record.Close(), s.Workspace.Close())
+	for _, name := range []string{"session.json", "commands"} {
+		if e := os.Rename(filepath.Join(s.dir, name), filepath.Join(dir, name)); e != nil {
+			err = errors.Join(err, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, e))
+		}
+	}
+	return processes, errors.Join(err, os.RemoveAll(s.dir))
+}
+
+func (s *Session) keepActivity(name string) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return fmt.Errorf("keep activity: %w", err)
+	}
+	w := bufio.NewWriter(f)
+	enc := json.NewEncoder(w)
+	err = enc.Encode(struct {
+		Gaps uint64 `json:"gaps"`
+	}{s.record.Gaps()})
+	if err == nil {
+		e := s.Activity(func(a Access) bool {
+			err = enc.Encode(a)
+			return err == nil
+		})
+		err = errors.Join(err, e)
+	}
+	if err = errors.Join(err, w.Flush(), f.Close()); err != nil {
+		return fmt.Errorf("keep activity: %w", err)
+	}
+	return nil
+}
+
+// OpenEnded reads what Retire kept in dir.
+func OpenEnded(dir string) (*Ended, error) {
+	raw, err := os.ReadFile(filepath.Join(dir, "session.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read ended session: %w", err)
+	}
+	e := &Ended{dir: dir}
+	if err := json.Unmarshal(raw, &e.Info); err != nil {
+		return nil, fmt.Errorf("read ended session %s: %w", dir, err)
+	}
+	return e, nil
+}
+
+// Commands lists the session's commands with their transcripts.
+func (e *Ended) Commands() ([]*Command, error) {
+	return LoadCommands(filepath.Join(e.dir, "commands"))
+}
+
+// Activity is Session.Activity of a session that has ended; it fills in Gaps.
+func (e *Ended) Activity(fn func(Access) bool) error {
+	f, err := os.Open(filepath.Join(e.dir, "activity"))
+	if err != nil {
+		return fmt.Errorf("read activity: %w", err)
+	}
+	defer f.Close()
+	dec := json.NewDecoder(bufio.NewReader(f))
+	var head struct {
+		Gaps uint64 `json:"gaps"`
+	}
+	if err := dec.Decode(&head); err != nil {
+		return fmt.Errorf("read activity of session %s: %w", e.Info.ID, err)
+	}
+	e.Gaps = head.Gaps
+	for {
+		var a Access
+		err := dec.Decode(&a)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read activity of session %s: %w", e.Info.ID, err)
+		}
+		a.Path = string(a.PathBytes)
+		if !fn(a) {
+			return nil
+		}
+	}
+}

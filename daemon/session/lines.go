@@ -1,0 +1,253 @@
+package session
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"ephemeral-sandbox/attribution"
+	"ephemeral-sandbox/fs/overlay"
+	"ephemeral-sandbox/fs/stack"
+	"ephemeral-sandbox/fs/tree"
+)
+
+// fileOwners is who owns each line of one version of a file, with the hashes of
+// those lines, which is what the next version is compared by.
+type fileOwners struct {
+	lines attribution.Lines
+	spans attribution.FileSpans
+}
+
+// advance is the state after operation o has turned the file into content:
+// lines that stayed keep their owner.
+func (f fileOwners) advance(content io.Reader, o attribution.Origin) (fileOwners, error) {
+	lines, text, err := attribution.HashLines(content)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	if !text {
+		return fileOwners{spans: attribution.FileSpans{Lines: 1, Wholesale: true, Spans: attribution.Whole(1, o)}}, nil
+	}
+	spans := attribution.Carry(f.lines, f.spans.Spans, lines, o)
+	return fileOwners{lines: lines, spans: attribution.FileSpans{Lines: len(lines), Spans: spans}}, nil
+}
+
+// ownersOf joins a text with spans that tile it.
+func ownersOf(content io.Reader, spans attribution.Spans) (fileOwners, error) {
+	lines, text, err := attribution.HashLines(content)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	if !text {
+		return fileOwners{}, errors.New("merged content is not text")
+	}
+	return fileOwners{lines: lines, spans: attribution.FileSpans{Lines: len(lines), Spans: spans}}, nil
+}
+
+// layerOwners answers from the layers: the owners of ino's lines at the commit
+// that s shows. Content that came with the import is original; a layer that
+// says nothing of a file it holds leaves its lines unknown.
+func layerOwners(s *stack.Stack, ino tree.Ino) (fileOwners, error) {
+	commit, layer, err := s.Holder(ino)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	f, err := s.Open(ino)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	if commit == 0 {
+		return fileOwners{}.advance(content(f), attribution.Origin{Kind: attribution.Original})
+	}
+	unknown := attribution.Origin{Kind: attribution.Unknown}
+	section, ok, err := layer.Section(attribution.SectionName)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	if !ok {
+		return fileOwners{}.advance(content(f), unknown)
+	}
+	table, err := attribution.Decode(section)
+	if err != nil {
+		return fileOwners{}, fmt.Errorf("commit %d: %w", commit, err)
+	}
+	spans, ok := table.File(ino)
+	if !ok {
+		return fileOwners{}.advance(content(f), unknown)
+	}
+	spans.Spans = spans.Spans.In(commit)
+	if spans.Wholesale {
+		return fileOwners{spans: spans}, nil
+	}
+	return ownersOf(content(f), spans.Spans)
+}
+
+// settle is the overlay's hook: another operation is about to change ino, so
+// what by left in it is charged to by now. An error must not stop the write
+// that waits for us; the lines are then owned by nobody known.
+func (w *Workspace) settle(ino tree.Ino, by tree.Op, f overlay.File) {
+	now, err := w.ownersNow(ino, by, f)
+	if err != nil {
+		now, err = fileOwners{}.advance(content(f), attribution.Origin{Kind: attribution.Unknown})
+		if err != nil {
+			return
+		}
+	}
+	// An owner file that cannot be written (a full disk) leaves the state in
+	// memory, which is right until the daemon ends.
+	_ = w.lines.put(ino, now)
+}
+
+// ownersNow is who owns the lines of f, the current content of ino, which
+// operation by changed last.
+func (w *Workspace) ownersNow(ino tree.Ino, by tree.Op, f overlay.File) (fileOwners, error) {
+	before, err := w.ownersBefore(ino)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	return before.advance(content(f), w.who.origin(by))
+}
+
+// ownersBefore is the last settled state of ino: what was settled in this
+// workspace, or what its base says, or the same of the file it took the place
+// of.
+func (w *Workspace) ownersBefore(ino tree.Ino) (fileOwners, error) {
+	if f, ok, err := w.lines.get(ino); err != nil || ok {
+		return f, err
+	}
+	base := w.base().Stack()
+	f, err := layerOwners(base, ino)
+	if !errors.Is(err, tree.ErrNotExist) {
+		return f, err
+	}
+	prior, oldest := w.fs.Lineage(ino)
+	if prior != 0 {
+		if f, ok, err := w.lines.get(prior); err != nil || ok {
+			return f, err
+		}
+	}
+	for _, from := range []tree.Ino{prior, oldest} {
+		if from == 0 {
+			continue
+		}
+		if n, err := base.Inode(from); err != nil || n.Kind != tree.File {
+			continue
+		}
+		return layerOwners(base, from)
+	}
+	return fileOwners{}, nil
+}
+
+// lineOwners keeps the settled owners of the files that a workspace changed.
+// They are files of their own beside the journal, so that a daemon which
+// restarts goes on where the last one was.
+type lineOwners struct {
+	dir string
+
+	mu    sync.Mutex
+	files map[tree.Ino]fileOwners // guarded by mu; those read or written so far
+}
+
+func openLines(dir string) (*lineOwners, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("line owners: %w", err)
+	}
+	return &lineOwners{dir: dir, files: map[tree.Ino]fileOwners{}}, nil
+}
+
+func (l *lineOwners) get(ino tree.Ino) (fileOwners, bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f, ok := l.files[ino]; ok {
+		return f, true, nil
+	}
+	raw, err := os.ReadFile(l.path(ino))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fileOwners{}, false, nil
+	}
+	if err != nil {
+		return fileOwners{}, false, fmt.Errorf("read line owners of inode %d: %w", ino, err)
+	}
+	f, ok := decodeOwners(ino, raw)
+	if ok {
+		l.files[ino] = f
+	}
+	return f, ok, nil
+}
+
+func (l *lineOwners) put(ino tree.Ino, f fileOwners) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.files[ino] = f
+	tmp := l.path(ino) + ".new"
+	if err := os.WriteFile(tmp, encodeOwners(ino, f), 0o600); err != nil {
+		return fmt.Errorf("keep line owners of inode %d: %w", ino, err)
+	}
+	if err := os.Rename(tmp, l.path(ino)); err != nil {
+		return fmt.Errorf("keep line owners of inode %d: %w", ino, err)
+	}
+	return nil
+}
+
+// forget drops what was settled for the inodes of a published delta: from now
+// on the layer says who owns their lines.
+func (l *lineOwners) forget(inos []tree.Ino) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, ino := range inos {
+		delete(l.files, ino)
+		if err := os.Remove(l.path(ino)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("forget line owners: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l *lineOwners) path(ino tree.Ino) string {
+	return filepath.Join(l.dir, fmt.Sprintf("%x", uint64(ino)))
+}
+
+// An owner file is: u32 crc32c of the rest, u32 number of line hashes, the
+// hashes, and an attribution table of one inode; little endian.
+func encodeOwners(ino tree.Ino, f fileOwners) []byte {
+	b := make([]byte, 8, 8+8*len(f.lines))
+	binary.LittleEndian.PutUint32(b[4:], uint32(len(f.lines)))
+	for _, h := range f.lines {
+		b = binary.LittleEndian.AppendUint64(b, h)
+	}
+	b = append(b, attribution.Encode(map[tree.Ino]attribution.FileSpans{ino: f.spans})...)
+	binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:], crc32.MakeTable(crc32.Castagnoli)))
+	return b
+}
+
+// decodeOwners refuses what a power loss has torn; the file's lines are then
+// charged as if nothing had been settled.
+func decodeOwners(ino tree.Ino, b []byte) (fileOwners, bool) {
+	if len(b) < 8 || crc32.Checksum(b[4:], crc32.MakeTable(crc32.Castagnoli)) != binary.LittleEndian.Uint32(b) {
+		return fileOwners{}, false
+	}
+	n := int(binary.LittleEndian.Uint32(b[4:]))
+	b = b[8:]
+	if n > len(b)/8 {
+		return fileOwners{}, false
+	}
+	var f fileOwners
+	f.lines = make(attribution.Lines, n)
+	for i := range f.lines {
+		f.lines[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
+	table, err := attribution.Decode(b[8*n:])
+	if err != nil {
+		return fileOwners{}, false
+	}
+	var ok bool
+	f.spans, ok = table.File(ino)
+	return f, ok
+}

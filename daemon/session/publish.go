@@ -1,0 +1,401 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"ephemeral-sandbox/attribution"
+	"ephemeral-sandbox/fs/overlay"
+	"ephemeral-sandbox/fs/stack"
+	"ephemeral-sandbox/fs/tree"
+	"ephemeral-sandbox/layerfmt"
+	"ephemeral-sandbox/occ"
+	"ephemeral-sandbox/occ/merge"
+)
+
+// PublishRequest says how a workspace's changes are to become a commit.
+type PublishRequest struct {
+	Operation  Operation
+	Message    string
+	ExpectHead *uint64 // refuse unless the head is this commit
+	// Flush writes the dirty pages of shared mappings into the view; nil where
+	// nothing is mounted.
+	Flush func(context.Context) error
+}
+
+// Publication is what came of a publish that was not refused.
+type Publication struct {
+	Committed   bool // false: there was nothing to publish
+	Commit      uint64
+	Parent      uint64
+	Merged      []string
+	Counts      map[string]int64
+	StoredBytes int64
+}
+
+// ConflictError refuses a publication whole. The workspace is as it was.
+type ConflictError struct {
+	Base, Head uint64
+	Conflicts  []occ.Conflict
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("%d paths conflict with the head: refresh the session, resolve them and publish again", len(e.Conflicts))
+}
+
+// HeadMovedError refuses a publication that expected another head.
+type HeadMovedError struct{ Expected, Head uint64 }
+
+func (e *HeadMovedError) Error() string {
+	return fmt.Sprintf("the head is commit %d, not %d as expected: refresh and look again, or publish without the expectation", e.Head, e.Expected)
+}
+
+// Publish makes one layer of the workspace's changes on top of the head, or
+// refuses and changes nothing. Afterwards the workspace stands on the new
+// commit. A crash before Advance leaves a layer that no commit names; a crash
+// between Advance and Rebase leaves an upper that repeats what the head holds,
+// which the next publication finds to be no change.
+func (w *Workspace) Publish(ctx context.Context, r PublishRequest) (Publication, error) {
+	w.gate.Lock()
+	defer w.gate.Unlock()
+
+	if r.Flush != nil {
+		_, sp := w.span(ctx, "flush mappings")
+		err := r.Flush(ctx)
+		sp.End(err)
+		if err != nil {
+			return Publication{}, fmt.Errorf("flush the view: %w", err)
+		}
+	}
+	_, sp := w.span(ctx, "capture")
+	w.fs.Freeze()
+	thaw := sync1(w.fs.Thaw)
+	defer thaw()
+	delta, err := w.fs.Delta()
+	sp.End(err)
+	if err != nil {
+		return Publication{}, fmt.Errorf("capture the delta: %w", err)
+	}
+
+	p := publication{w: w, req: r, delta: delta, view: upperView{w.fs, map[tree.Ino]tree.Hash{}}}
+	for {
+		done, err := p.attempt(ctx)
+		if err != nil {
+			return Publication{}, err
+		}
+		if done {
+			break
+		}
+	}
+	thaw()
+	w.notify(p.entries, p.inodes)
+	return p.result, nil
+}
+
+// publication is one Publish on its way through the gate.
+type publication struct {
+	w     *Workspace
+	req   PublishRequest
+	delta *overlay.Delta
+	view  upperView
+
+	result  Publication
+	entries []overlay.Key // what the kernel must forget
+	inodes  []tree.Ino
+}
+
+// attempt validates against the head of this moment and tries to move it; false
+// means that another commit landed first.
+func (p *publication) attempt(ctx context.Context) (done bool, err error) {
+	w := p.w
+	head, err := w.opts.History.LeaseHead()
+	if err != nil {
+		return false, fmt.Errorf("lease the head: %w", err)
+	}
+	defer head.Release()
+	parent := head.Stack().Commit()
+	if e := p.req.ExpectHead; e != nil && *e != parent {
+		return false, &HeadMovedError{Expected: *e, Head: parent}
+	}
+
+	base := w.base().Stack()
+	_, sp := w.span(ctx, "validate")
+	v, err := occ.Validate(stackView{base}, base.Commit(), stackView{head.Stack()}, p.view, occDelta(p.delta), occ.Options{Now: tree.At(w.opts.Clock())})
+	sp.End(err)
+	if err != nil {
+		return false, fmt.Errorf("validate: %w", err)
+	}
+	if len(v.Conflicts) > 0 {
+		return false, &ConflictError{Base: base.Commit(), Head: parent, Conflicts: v.Conflicts}
+	}
+	p.result = Publication{Commit: parent, Parent: parent, Merged: v.Merged, Counts: counts(v, base)}
+	if v.Empty() {
+		// What both sides changed alike is in the head already: standing on it
+		// is all that is left to do.
+		if parent == base.Commit() || len(p.delta.Dirents)+len(p.delta.Inodes) == 0 {
+			return true, nil
+		}
+		return true, p.land(ctx, v, parent)
+	}
+
+	_, sp = w.span(ctx, "seal")
+	sealed, err := w.opts.History.Seal(func(lw *layerfmt.Writer) error {
+		return p.write(lw, v, head.Stack())
+	})
+	sp.End(err)
+	if err != nil {
+		return false, fmt.Errorf("seal the layer: %w", err)
+	}
+	_, sp = w.span(ctx, "commit")
+	commit, won, err := w.opts.History.Advance(parent, sealed, Meta{
+		Session: w.id, Operation: p.req.Operation.ID, RequestID: p.req.Operation.ID,
+		Message: p.req.Message, Time: w.opts.Clock(), Merged: v.Merged, Counts: p.result.Counts,
+	})
+	sp.End(err)
+	if err != nil || !won {
+		sealed.Discard()
+		return false, err
+	}
+	p.result.Committed, p.result.Commit, p.result.StoredBytes = true, commit.Number, commit.StoredBytes
+	return true, p.land(ctx, v, commit.Number)
+}
+
+// write fills a layer with the verdict and with the owners of its lines.
+func (p *publication) write(lw *layerfmt.Writer, v *occ.Verdict, head *stack.Stack) error {
+	for _, d := range v.Dirents {
+		op := layerfmt.Put
+		if d.Ino == 0 {
+			op = layerfmt.Whiteout
+		}
+		if err := lw.AddDirent(layerfmt.Dirent{Op: op, Dirent: d}); err != nil {
+			return err
+		}
+	}
+	owners := map[tree.Ino]attribution.FileSpans{}
+	for i := range v.Inodes {
+		n := &v.Inodes[i]
+		if err := p.writeInode(lw, n, head); err != nil {
+			return fmt.Errorf("%s: %w", n.Path, err)
+		}
+		if n.Kind != tree.File {
+			continue
+		}
+		f, err := p.owners(n, head)
+		if err != nil {
+			return fmt.Errorf("%s: %w", n.Path, err)
+		}
+		owners[n.Ino] = f.spans
+	}
+	return lw.SetSection(attribution.SectionName, attribution.Encode(owners))
+}
+
+func (p *publication) writeInode(lw *layerfmt.Writer, n *occ.InodePlan, head *stack.Stack) error {
+	switch n.From {
+	case occ.FromNothing:
+		return lw.AddInode(n.Inode)
+	case occ.FromMerged:
+		_, err := lw.AddFile(n.Inode, bytes.NewReader(n.Merged), nil)
+		return err
+	case occ.FromHead:
+		return addForeign(lw, n.Inode, head, n.HeadIno)
+	}
+	if c, ok := p.change(n.SessionIno); !ok || !c.Data {
+		return addForeign(lw, n.Inode, p.w.base().Stack(), n.SessionIno)
+	}
+	f, err := p.view.Data(n.SessionIno)
+	if err != nil {
+		return err
+	}
+	_, err = lw.AddFile(n.Inode, f, dataRanges(f))
+	return err
+}
+
+// addForeign writes a record whose content stays in the pack that has it.
+func addForeign(lw *layerfmt.Writer, n tree.Inode, s *stack.Stack, ino tree.Ino) error {
+	from, err := s.Inode(ino)
+	if err != nil {
+		return err
+	}
+	n.Size, n.Alloc, n.Hash = from.Size, from.Alloc, from.Hash
+	if n.Size == 0 {
+		_, err := lw.AddFile(n, bytes.NewReader(nil), nil)
+		return err
+	}
+	pack, at, err := s.Locate(ino)
+	if err != nil {
+		return err
+	}
+	return lw.AddForeign(n, pack, at)
+}
+
+// owners works out who owns the lines that the plan publishes under an inode.
+func (p *publication) owners(n *occ.InodePlan, head *stack.Stack) (fileOwners, error) {
+	switch {
+	case n.From == occ.FromHead:
+		return layerOwners(head, n.HeadIno)
+	case n.From == occ.FromSession:
+		return p.sessionOwners(n.SessionIno)
+	}
+	session, err := p.sessionOwners(n.SessionIno)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	if n.Pieces == nil {
+		return session.advance(bytes.NewReader(n.Merged), p.w.who.origin(p.req.Operation.Number))
+	}
+	theirs, err := layerOwners(head, n.HeadIno)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	base := func() (attribution.Spans, error) {
+		f, err := layerOwners(p.w.base().Stack(), n.BaseIno)
+		return f.spans.Spans, err
+	}
+	return selectOwners(n.Pieces, base, n.Merged, theirs, session, p.w.who.origin(p.req.Operation.Number))
+}
+
+func (p *publication) sessionOwners(ino tree.Ino) (fileOwners, error) {
+	c, ok := p.change(ino)
+	if !ok || !c.Data {
+		return layerOwners(p.w.base().Stack(), ino)
+	}
+	f, err := p.view.Data(ino)
+	if err != nil {
+		return fileOwners{}, err
+	}
+	return p.w.ownersNow(ino, c.LastOp, f)
+}
+
+func (p *publication) change(ino tree.Ino) (overlay.InodeChange, bool) {
+	return findInode(p.delta, ino)
+}
+
+// land puts the workspace on the commit that now holds its changes.
+func (p *publication) land(ctx context.Context, v *occ.Verdict, commit uint64) (err error) {
+	w := p.w
+	_, sp := w.span(ctx, "rebase")
+	defer func() { sp.End(err) }()
+	lease, err := w.opts.History.Lease(commit)
+	if err != nil {
+		return fmt.Errorf("lease commit %d: %w", commit, err)
+	}
+	edit := overlay.Edit{Op: p.req.Operation.Number}
+	own := map[overlay.Key]tree.Ino{}
+	for _, d := range p.delta.Dirents {
+		k := overlay.Key{Dir: d.Dir, Name: d.Name}
+		own[k] = d.Ino
+		edit.DropDirents = append(edit.DropDirents, k)
+	}
+	published := map[tree.Ino]bool{} // with the session's own content
+	for _, n := range v.Inodes {
+		published[n.Ino] = n.From == occ.FromSession || n.From == occ.FromNothing
+	}
+	var settled []tree.Ino
+	for _, n := range p.delta.Inodes {
+		// Times alone are not published; they stay private, so that nothing the
+		// session set is seen to jump back.
+		if _, ok := published[n.Ino]; ok || n.New || n.Data || n.Meta {
+			edit.DropInodes = append(edit.DropInodes, n.Ino)
+			settled = append(settled, n.Ino)
+		}
+	}
+	base := w.base().Stack().Commit()
+	if err := w.fs.Rebase(lease.Stack(), edit); err != nil {
+		lease.Release()
+		return fmt.Errorf("move the session onto commit %d: %w", commit, err)
+	}
+	lease.Stack().Changes(base, func(c stack.Change) bool {
+		switch {
+		case c.Dirent != nil:
+			k := overlay.Key{Dir: c.Dirent.Dir, Name: c.Dirent.Name}
+			if ino, ok := own[k]; !ok || ino != c.Dirent.Ino {
+				p.entries = append(p.entries, k)
+			}
+		case !published[c.Inode]:
+			p.inodes = append(p.inodes, c.Inode)
+		}
+		return true
+	})
+	w.swapBase(lease)
+	return w.lines.forget(settled)
+}
+
+// counts says what a verdict does to the tree the session started from.
+func counts(v *occ.Verdict, base *stack.Stack) map[string]int64 {
+	c := map[string]int64{"merged": int64(len(v.Merged)), "converged": int64(len(v.Converged)), "time_only": int64(v.TimeOnly)}
+	seen := map[tree.Ino]bool{}
+	for _, d := range v.Dirents {
+		switch was, err := base.Lookup(d.Dir, d.Name); {
+		case d.Ino == 0:
+			c["removed"]++
+		case errors.Is(err, tree.ErrNotExist):
+			c["added"]++
+			seen[d.Ino] = true
+		case err == nil && was.Ino != d.Ino:
+			c["modified"]++
+			seen[d.Ino] = true
+		}
+	}
+	for _, n := range v.Inodes {
+		switch {
+		case seen[n.Ino] || n.Kind == tree.Dir:
+		case n.From == occ.FromMerged || n.From == occ.FromSession:
+			c["modified"]++
+		default:
+			c["metadata"]++
+		}
+	}
+	return c
+}
+
+func occDelta(d *overlay.Delta) occ.Delta {
+	var o occ.Delta
+	for _, e := range d.Dirents {
+		o.Dirents = append(o.Dirents, occ.DirentChange{Dir: e.Dir, Name: e.Name, Ino: e.Ino, Kind: e.Kind, Was: e.Was})
+	}
+	for _, n := range d.Inodes {
+		o.Inodes = append(o.Inodes, occ.InodeChange{Inode: n.Inode, New: n.New, Data: n.Data, Meta: n.Meta, Lineage: n.Lineage, LastOp: n.LastOp})
+	}
+	return o
+}
+
+// selectOwners puts the owners of merged content together from both sides, by
+// the merge's own pieces; base is asked only where conflict markers show base
+// lines, and the markers themselves belong to the operation that wrote them.
+func selectOwners(pieces []merge.Piece, base func() (attribution.Spans, error), merged []byte, head, session fileOwners, marker attribution.Origin) (fileOwners, error) {
+	parts := make([]attribution.PieceOf, len(pieces))
+	var old attribution.Spans
+	for i, p := range pieces {
+		parts[i] = attribution.PieceOf{Start: p.Start, Count: p.Count}
+		switch p.Side {
+		case merge.Head:
+			parts[i].Spans = head.spans.Spans
+		case merge.Session:
+			parts[i].Spans = session.spans.Spans
+		case merge.Marker:
+			parts[i].Start, parts[i].Spans = 0, attribution.Whole(p.Count, marker)
+		case merge.Base:
+			if old == nil {
+				var err error
+				if old, err = base(); err != nil {
+					return fileOwners{}, err
+				}
+			}
+			parts[i].Spans = old
+		}
+	}
+	return ownersOf(bytes.NewReader(merged), attribution.Select(parts))
+}
+
+// sync1 makes f safe to call more than once.
+func sync1(f func()) func() {
+	done := false
+	return func() {
+		if !done {
+			done = true
+			f()
+		}
+	}
+}

@@ -1,0 +1,422 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"ephemeral-sandbox/daemon/holder"
+	"ephemeral-sandbox/fs/access"
+	"ephemeral-sandbox/fs/overlay"
+	"ephemeral-sandbox/fs/tree"
+)
+
+// Mounter serves a workspace's tree on an opened and mounted /dev/fuse.
+type Mounter interface {
+	Mount(MountSpec) (Mount, error)
+}
+
+// MountSpec is what a mount serves and whom it tells.
+type MountSpec struct {
+	FS     *overlay.FS
+	FD     int                      // stays the caller's
+	Op     func(pid uint32) tree.Op // the operation a request belongs to
+	Record *access.Recorder
+	Show   func(id uint32) uint32 // a stored id as it can be shown inside
+	Level  string                 // io, open, set
+	Resume []byte                 // what InitState gave to an earlier daemon on the same mount
+}
+
+// Mount is a served view.
+type Mount interface {
+	Invalidator
+	InitState() []byte
+	Counts() map[string]uint64
+	// Close returns when the kernel's side of the connection is gone.
+	Close() error
+}
+
+// Stash keeps duplicates of descriptors outside the daemon, so that the next
+// daemon finds the mounts and holders of this one alive.
+type Stash interface {
+	Put(key string, meta []byte, fds ...int) error
+	Drop(key string) error
+}
+
+// State is where a session stands.
+type State string
+
+// The states of a session. Ready alone accepts commands; Broken means that its
+// holder is gone, and the next command starts another.
+const (
+	Opening    State = "opening"
+	Ready      State = "ready"
+	Publishing State = "publishing"
+	Refreshing State = "refreshing"
+	Closing    State = "closing"
+	Broken     State = "broken"
+)
+
+// Info is what a session is; it never changes and is kept beside the upper.
+type Info struct {
+	ID        string    `json:"id"`
+	Sandbox   string    `json:"sandbox"`
+	Workspace string    `json:"workspace"` // absolute path of the view inside
+	Network   string    `json:"network"`
+	Level     string    `json:"trace_level"`
+	Implicit  bool      `json:"implicit"` // made for one command
+	Created   time.Time `json:"created"`
+}
+
+// Runtime is what the daemon lends to every session.
+type Runtime struct {
+	Mounter   Mounter
+	Stash     Stash // nil: sessions lose their processes with the daemon
+	Binary    *holder.Binary
+	HostPaths []string // further host directories shown read-only
+	Path      string   // PATH inside
+}
+
+// Session is a workspace with the processes that run in it.
+type Session struct {
+	*Workspace
+	Info    Info
+	runtime Runtime
+	record  *access.Recorder
+
+	life sync.Mutex // held while the holder is started or stopped
+
+	mu       sync.Mutex
+	state    State               // guarded by mu
+	problem  error               // guarded by mu; why Broken
+	holder   *holder.Holder      // guarded by mu; nil when none runs
+	mount    Mount               // guarded by mu; nil when none is served
+	mapping  string              // guarded by mu; how ids inside relate to the host's
+	commands map[string]*Command // guarded by mu; by command id
+	order    []*Command          // guarded by mu; oldest first
+	waiters  sync.WaitGroup      // one for each command that runs
+}
+
+// Create makes a session in dir on the head and starts its holder.
+func Create(ctx context.Context, dir string, info Info, o Options, r Runtime) (*Session, error) {
+	s, err := open(dir, info, o, r)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := json.Marshal(info)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "session.json"), raw, 0o600)
+	}
+	if err == nil {
+		err = s.ensureHolder(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close(), os.RemoveAll(dir))
+	}
+	return s, nil
+}
+
+// Reopen takes up a session that an earlier daemon left in dir. Its holder, if
+// the stash kept one, is adopted with Adopt; otherwise the next command starts
+// a new one.
+func Reopen(dir string, o Options, r Runtime) (*Session, error) {
+	raw, err := os.ReadFile(filepath.Join(dir, "session.json"))
+	if err != nil {
+		return nil, fmt.Errorf("reopen session: %w", err)
+	}
+	var info Info
+	if err := json.Unmarshal(raw, &info); err != nil {
+		return nil, fmt.Errorf("reopen session: %s: %w", filepath.Join(dir, "session.json"), err)
+	}
+	s, err := open(dir, info, o, r)
+	if err != nil {
+		return nil, err
+	}
+	s.setState(Broken, errors.New("the daemon was restarted: the next command starts a new holder"))
+	if err := s.loadCommands(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func open(dir string, info Info, o Options, r Runtime) (*Session, error) {
+	w, err := OpenWorkspace(dir, info.ID, o)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := access.Open(filepath.Join(dir, "access"), access.Options{})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open access record: %w", err), w.Close())
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "commands"), 0o700); err != nil {
+		return nil, errors.Join(err, rec.Close(), w.Close())
+	}
+	return &Session{Workspace: w, Info: info, runtime: r, record: rec, state: Opening, commands: map[string]*Command{}}, nil
+}
+
+// Status is where the session stands, why if it is broken, and the host pid of
+// its holder (0 when none runs).
+func (s *Session) Status() (st State, problem error, holderPID int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder != nil {
+		holderPID = s.holder.Pid()
+	}
+	return s.state, s.problem, holderPID
+}
+
+// Mapping says how user ids inside relate to the host's: range, subuid, single.
+func (s *Session) Mapping() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mapping
+}
+
+// Requests counts the kernel's requests by name since the view was mounted.
+func (s *Session) Requests() map[string]uint64 {
+	s.mu.Lock()
+	m := s.mount
+	s.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	return m.Counts()
+}
+
+func (s *Session) setState(st State, problem error) {
+	s.mu.Lock()
+	s.state, s.problem = st, problem
+	s.mu.Unlock()
+}
+
+// ensureHolder starts the session's holder and serves its view, unless that is
+// done already.
+func (s *Session) ensureHolder(ctx context.Context) error {
+	s.life.Lock()
+	defer s.life.Unlock()
+	s.mu.Lock()
+	running, closing := s.holder != nil, s.state == Closing
+	s.mu.Unlock()
+	switch {
+	case closing:
+		return fmt.Errorf("session %s is ending", s.Info.ID)
+	case running:
+		return nil
+	}
+	_, sp := s.span(ctx, "namespace launch")
+	h, err := holder.Start(ctx, holder.Config{
+		Session: s.Info.ID, Workspace: s.Info.Workspace, Network: s.Info.Network,
+		HostPaths: s.runtime.HostPaths, RuntimeDir: s.dir, Binary: s.runtime.Binary,
+	})
+	sp.End(err)
+	if err != nil {
+		return fmt.Errorf("start the holder of session %s: %w", s.Info.ID, err)
+	}
+	_, sp = s.span(ctx, "mount view")
+	err = s.serve(ctx, h, nil)
+	sp.End(err)
+	return err
+}
+
+// serve mounts the view on the holder's descriptor and lets the holder finish
+// its root.
+func (s *Session) serve(ctx context.Context, h *holder.Holder, resume []byte) (err error) {
+	mapping, show := h.IDs()
+	m, err := s.runtime.Mounter.Mount(MountSpec{
+		FS: s.fs, FD: h.FuseFD(), Op: s.opOf(h), Record: s.record, Show: show, Level: s.Info.Level, Resume: resume,
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("serve the view of session %s: %w", s.Info.ID, err), h.Close())
+	}
+	if resume == nil {
+		err = h.Ready(ctx)
+	}
+	if err == nil && s.runtime.Stash != nil {
+		err = s.stash(h, m)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("session %s: %w", s.Info.ID, err), h.Close(), m.Close())
+	}
+	s.mu.Lock()
+	s.holder, s.mount, s.mapping = h, m, mapping
+	s.state, s.problem = Ready, nil
+	s.mu.Unlock()
+	s.Workspace.mu.Lock()
+	s.view = m
+	s.Workspace.mu.Unlock()
+	go s.watch(h, m)
+	return nil
+}
+
+// watch waits for the end of a holder, whatever ended it, and takes the mount
+// down behind it. It lives as long as the holder, whose Close it outlasts.
+func (s *Session) watch(h *holder.Holder, m Mount) {
+	<-h.Done()
+	s.Workspace.mu.Lock()
+	s.view = nil
+	s.Workspace.mu.Unlock()
+	err := m.Close()
+	s.mu.Lock()
+	if s.holder == h {
+		s.holder, s.mount = nil, nil
+		if s.state != Closing {
+			s.state = Broken
+			s.problem = errors.Join(errors.New("its holder has ended: the next command starts a new one"), err)
+		}
+	}
+	s.mu.Unlock()
+	if s.runtime.Stash != nil {
+		_ = s.runtime.Stash.Drop(s.stashKey()) // the next daemon finds dead descriptors and drops them too
+	}
+}
+
+// Stashed is what the next daemon needs, besides the descriptors of the control
+// socket and of /dev/fuse, to take a session's holder back.
+type Stashed struct {
+	Sandbox string       `json:"sandbox"`
+	Session string       `json:"session"`
+	Holder  holder.State `json:"holder"`
+	Init    []byte       `json:"init"`
+}
+
+func (s *Session) stashKey() string { return s.Info.Sandbox + "/" + s.Info.ID }
+
+func (s *Session) stash(h *holder.Holder, m Mount) error {
+	meta, err := json.Marshal(Stashed{Sandbox: s.Info.Sandbox, Session: s.Info.ID, Holder: h.State(), Init: m.InitState()})
+	if err != nil {
+		return err
+	}
+	if err := s.runtime.Stash.Put(s.stashKey(), meta, h.ControlFD(), h.FuseFD()); err != nil {
+		return fmt.Errorf("keep descriptors: %w", err)
+	}
+	return nil
+}
+
+// Adopt takes a holder back that an earlier daemon started, and goes on serving
+// its mount. Commands that run are waited for again.
+func (s *Session) Adopt(ctx context.Context, st Stashed, control, fuse int) error {
+	s.life.Lock()
+	defer s.life.Unlock()
+	h, err := holder.Adopt(ctx, control, fuse, st.Holder)
+	if err != nil {
+		return fmt.Errorf("take back the holder of session %s: %w", s.Info.ID, err)
+	}
+	if err := s.serve(ctx, h, st.Init); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	running := make([]*Command, 0)
+	for _, c := range s.order {
+		if c.running() {
+			running = append(running, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range running {
+		s.follow(h, c)
+	}
+	return nil
+}
+
+// opOf resolves the pid of a file system request to the operation whose command
+// made it. It runs for every request.
+func (s *Session) opOf(h *holder.Holder) func(pid uint32) tree.Op {
+	return func(pid uint32) tree.Op {
+		id, ok := h.CommandOf(pid)
+		if !ok {
+			return 0
+		}
+		return s.ops.byCommand(id)
+	}
+}
+
+// Flush writes the dirty pages of shared mappings into the view, where one is
+// mounted.
+func (s *Session) Flush(ctx context.Context) error {
+	s.mu.Lock()
+	h := s.holder
+	s.mu.Unlock()
+	if h == nil {
+		return nil
+	}
+	return h.Syncfs(ctx)
+}
+
+// Publish is Workspace.Publish with the mapped pages flushed first.
+func (s *Session) Publish(ctx context.Context, r PublishRequest) (Publication, error) {
+	leave, err := s.enter(Publishing)
+	if err != nil {
+		return Publication{}, err
+	}
+	defer leave()
+	r.Flush = s.Flush
+	return s.Workspace.Publish(ctx, r)
+}
+
+// Refresh is Workspace.Refresh with the mapped pages flushed first.
+func (s *Session) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, error) {
+	leave, err := s.enter(Refreshing)
+	if err != nil {
+		return Refreshed{}, err
+	}
+	defer leave()
+	r.Flush = s.Flush
+	return s.Workspace.Refresh(ctx, r)
+}
+
+// enter shows a state while the gate works. A session that ends meanwhile stays
+// in Closing.
+func (s *Session) enter(st State) (leave func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == Closing {
+		return nil, fmt.Errorf("session %s is ending", s.Info.ID)
+	}
+	before := s.state
+	s.state = st
+	return func() {
+		s.mu.Lock()
+		if s.state == st {
+			s.state = before
+		}
+		s.mu.Unlock()
+	}, nil
+}
+
+// Stop ends the holder with every process in it, and waits until the last one
+// is reaped and the view is gone.
+func (s *Session) Stop() (processes int, err error) {
+	s.life.Lock()
+	defer s.life.Unlock()
+	s.mu.Lock()
+	h, m := s.holder, s.mount
+	for _, c := range s.order {
+		if c.cancel() {
+			processes++
+		}
+	}
+	s.state = Closing
+	s.mu.Unlock()
+	if h != nil {
+		err = errors.Join(h.Close(), m.Close())
+	}
+	s.waiters.Wait()
+	return processes, err
+}
+
+// Close stops the session and lets go of its files, which stay.
+func (s *Session) Close() error {
+	_, err := s.Stop()
+	return errors.Join(err, s.record.Close(), s.Workspace.Close())
+}
+
+// Release lets go of the session without ending it: a daemon that is about to
+// be replaced leaves holder, mount and commands to the next one.
+func (s *Session) Release() error {
+	return errors.Join(s.record.Flush(), s.fs.SyncAll())
+}

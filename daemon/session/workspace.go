@@ -1,0 +1,258 @@
+// Package session is one agent's workspace: a private tree over a leased
+// commit, the processes that run in it, and its way back into the history.
+//
+// Words. A Workspace is the tree without processes: an overlay over a leased
+// stack, the table of operations, and the owners of the lines that were
+// written. A Session is a Workspace with a holder, a mounted view, commands and
+// an access record. A sessionless file write uses a Workspace that lives for
+// one operation, so both go through the same gate.
+//
+// Promises. What an operation wrote is in the upper before it returns. Publish
+// makes one layer of everything, or changes nothing. Each changed line is
+// charged to the operation that wrote it.
+//
+// Lock order: Session.mu, then Workspace.gate, then the overlay's freeze, then
+// Workspace.mu, then lineOwners.mu. The overlay calls settle with an inode's
+// lock held, so settle takes only the last two. Nothing is held while the
+// kernel is notified.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"ephemeral-sandbox/daemon/telemetry"
+	"ephemeral-sandbox/fs/overlay"
+	"ephemeral-sandbox/fs/stack"
+	"ephemeral-sandbox/fs/tree"
+	"ephemeral-sandbox/layerfmt"
+)
+
+// History is what a workspace asks of the sandbox's layers and commit log.
+type History interface {
+	LeaseHead() (Lease, error)
+	Lease(commit uint64) (Lease, error)
+	// Seal writes a layer and makes its bytes durable, under no lock.
+	Seal(build func(*layerfmt.Writer) error) (Sealed, error)
+	// Advance appends the commit after parent; won is false when the head is
+	// another one by now.
+	Advance(parent uint64, l Sealed, m Meta) (c Commit, won bool, err error)
+	// Origin says who made a commit.
+	Origin(commit uint64) (Meta, error)
+	AllocInos(n uint64) (first tree.Ino, err error)
+}
+
+// Lease pins a commit's layers until it is released.
+type Lease interface {
+	Stack() *stack.Stack
+	Release()
+}
+
+// Sealed is a layer on disk that no commit names yet.
+type Sealed interface{ Discard() }
+
+// Meta is what the author of a commit says of it.
+type Meta struct {
+	Session, Operation, RequestID, Message string
+	Time                                   time.Time
+	Merged                                 []string
+	Counts                                 map[string]int64
+}
+
+// Commit is the answer of a won Advance.
+type Commit struct {
+	Number      uint64
+	StoredBytes int64
+}
+
+// Invalidator tells the kernel that names or inodes of a mounted view changed
+// other than through it. Calls only queue.
+type Invalidator interface {
+	InvalidateEntry(parent tree.Ino, name string)
+	InvalidateInode(ino tree.Ino)
+}
+
+// Options are what every workspace of a sandbox shares.
+type Options struct {
+	History History
+	Trace   *telemetry.Store
+	Quota   overlay.Quota
+	Clock   func() time.Time // nil is time.Now
+}
+
+// Workspace is a private tree over a leased commit.
+type Workspace struct {
+	id   string // session id; empty for a sessionless operation
+	dir  string
+	opts Options
+
+	fs    *overlay.FS
+	ops   *opTable
+	who   owner
+	lines *lineOwners
+	inos  inoBlock
+
+	gate sync.Mutex // one publication or refresh at a time
+
+	mu    sync.Mutex
+	lease Lease       // guarded by mu
+	view  Invalidator // guarded by mu; nil while nothing is mounted
+}
+
+// OpenWorkspace opens the tree kept in dir, or begins one on the head.
+func OpenWorkspace(dir, id string, o Options) (*Workspace, error) {
+	if o.Clock == nil {
+		o.Clock = time.Now
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open workspace: %w", err)
+	}
+	w := &Workspace{id: id, dir: dir, opts: o, inos: inoBlock{history: o.History}}
+	var err error
+	defer func() {
+		if err != nil {
+			w.abandon()
+		}
+	}()
+	if w.lease, err = leaseFor(filepath.Join(dir, "upper"), o.History); err != nil {
+		return nil, err
+	}
+	if w.ops, err = openOps(filepath.Join(dir, "operations")); err != nil {
+		return nil, err
+	}
+	w.who = owner{session: id, ops: w.ops}
+	if w.lines, err = openLines(filepath.Join(dir, "owners")); err != nil {
+		return nil, err
+	}
+	w.fs, err = overlay.Open(overlay.Options{
+		Dir:    filepath.Join(dir, "upper"),
+		Lower:  w.lease.Stack(),
+		NewIno: w.inos.next,
+		Quota:  o.Quota,
+		Clock:  o.Clock,
+		Hooks:  overlay.Hooks{Settle: w.settle},
+		// A restarted daemon may serve the same mount again, where files that
+		// have lost their names are still open.
+		KeepOrphans: id != "",
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open workspace %s: %w", id, err)
+	}
+	return w, nil
+}
+
+// leaseFor leases the commit that the journal in dir stands on, or the head
+// where there is no journal yet.
+func leaseFor(dir string, h History) (Lease, error) {
+	commit, ok, err := overlay.PeekBase(dir)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the base of a workspace: %w", err)
+	case ok:
+		return h.Lease(commit)
+	}
+	return h.LeaseHead()
+}
+
+func (w *Workspace) abandon() {
+	if w.ops != nil {
+		_ = w.ops.close() // only read so far
+	}
+	if w.lease != nil {
+		w.lease.Release()
+	}
+}
+
+// ID is the session id, empty for the workspace of a sessionless operation.
+func (w *Workspace) ID() string { return w.id }
+
+// FS is the private tree.
+func (w *Workspace) FS() *overlay.FS { return w.fs }
+
+// Base is the number of the commit the workspace stands on.
+func (w *Workspace) Base() uint64 { return w.base().Stack().Commit() }
+
+func (w *Workspace) base() Lease {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lease
+}
+
+// swapBase puts the workspace on another leased commit and lets go of the old.
+func (w *Workspace) swapBase(l Lease) {
+	w.mu.Lock()
+	old := w.lease
+	w.lease = l
+	w.mu.Unlock()
+	old.Release()
+}
+
+// Begin numbers an operation. The same ID keeps its number.
+func (w *Workspace) Begin(op Operation) (Operation, error) {
+	if op.Time.IsZero() {
+		op.Time = w.opts.Clock()
+	}
+	return w.ops.add(op)
+}
+
+// Operation looks up a number.
+func (w *Workspace) Operation(n tree.Op) (Operation, bool) { return w.ops.get(n) }
+
+// Close lets go of the tree; what is in it stays on disk.
+func (w *Workspace) Close() error {
+	err := errors.Join(w.fs.Close(), w.ops.close())
+	w.base().Release()
+	return err
+}
+
+// notify queues the kernel's invalidations after the tree has changed.
+func (w *Workspace) notify(entries []overlay.Key, inos []tree.Ino) {
+	w.mu.Lock()
+	v := w.view
+	w.mu.Unlock()
+	if v == nil {
+		return
+	}
+	for _, e := range entries {
+		v.InvalidateEntry(e.Dir, e.Name)
+	}
+	for _, ino := range inos {
+		v.InvalidateInode(ino)
+	}
+}
+
+func (w *Workspace) span(ctx context.Context, name string) (context.Context, *telemetry.Span) {
+	return w.opts.Trace.Start(ctx, name)
+}
+
+// inoBlock hands out inode numbers from blocks that the store has set aside,
+// so that creating a file seldom waits for the disk.
+type inoBlock struct {
+	history History
+
+	mu        sync.Mutex
+	free, end tree.Ino // guarded by mu
+}
+
+// inosPerBlock is small, since what a session leaves over is never used again.
+const inosPerBlock = 1024
+
+func (b *inoBlock) next() (tree.Ino, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.free == b.end {
+		first, err := b.history.AllocInos(inosPerBlock)
+		if err != nil {
+			return 0, fmt.Errorf("inode numbers: %w", err)
+		}
+		b.free, b.end = first, first+inosPerBlock
+	}
+	ino := b.free
+	b.free++
+	return ino, nil
+}
