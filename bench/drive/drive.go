@@ -107,6 +107,8 @@ func (r *Rig) command(ctx context.Context, program string, args []string) *exec.
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(r.Bin, program), args...)
 	cmd.Env = append(os.Environ(), "SANDBOX_STATE_DIR="+r.State)
+	// A process group of its own: Ctrl-C reaches us, and we decide what ends.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
