@@ -92,7 +92,8 @@ type Progress struct {
 	Unit    string `json:"unit,omitempty"`    // files, bytes
 	// Output is a piece of a command's output as it appears: Stage names the
 	// stream (stdout or stderr) and Offset the place of its first byte. Pieces
-	// of one stream follow one another without gaps.
+	// of one stream come in order; one that a slow client could not take is
+	// missing, and read_command_lines has it.
 	Output Text  `json:"output,omitempty"`
 	Offset int64 `json:"offset,omitempty"`
 }

@@ -19,10 +19,14 @@ type rawText struct {
 
 // MarshalJSON writes the plain form where the bytes allow it.
 func (t Text) MarshalJSON() ([]byte, error) {
-	if utf8.ValidString(string(t)) {
-		return json.Marshal(string(t))
+	if !utf8.ValidString(string(t)) {
+		return json.Marshal(rawText{Base64: []byte(t)})
 	}
-	return json.Marshal(rawText{Base64: []byte(t)})
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // an encoder around this one escapes where it wants to
+	err := e.Encode(string(t))
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
 // UnmarshalJSON reads either form.
