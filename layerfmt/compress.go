@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
@@ -21,17 +22,18 @@ type frameJob struct {
 // order they came. At most cap(order) frames are in flight, so a slow disk or
 // a slow encoder slows the caller down.
 type framePipe struct {
-	out *bufio.Writer
-	enc *zstd.Encoder
+	out   *bufio.Writer
+	level zstd.EncoderLevel
 
-	workers int
-	started bool
-	jobs    chan *frameJob // to be compressed
-	order   chan *frameJob // to be written, in order
-	free    chan *frameJob // to be used again
-	wg      sync.WaitGroup
+	workers  int             // at most
+	encoders []*zstd.Encoder // one for each worker that was started
+	jobs     chan *frameJob  // to be compressed
+	order    chan *frameJob  // to be written, in order
+	free     chan *frameJob  // to be used again
+	wg       sync.WaitGroup
 
-	count uint64 // frames sent; the caller's side only
+	count   uint64 // frames sent; the caller's side only
+	stopped bool   // the caller's side only
 
 	// These belong to the committer until wg is waited for.
 	frames []frameRecord
@@ -44,12 +46,25 @@ type framePipe struct {
 // inFlight is how many frames may be in the pipe for each worker.
 const inFlight = 3
 
-func newFramePipe(w io.Writer, level zstd.EncoderLevel, workers int) (*framePipe, error) {
+func newFramePipe(w io.Writer, level zstd.EncoderLevel, workers int) *framePipe {
+	return &framePipe{
+		out:     bufio.NewWriterSize(w, 32<<10),
+		level:   level,
+		workers: workers,
+		jobs:    make(chan *frameJob, workers*inFlight),
+		order:   make(chan *frameJob, workers*inFlight),
+		free:    make(chan *frameJob, workers*inFlight),
+	}
+}
+
+// newEncoder makes a compressor. Its tables take about a megabyte, so a pack of
+// one small file should not make more than one.
+func newEncoder(level zstd.EncoderLevel) (*zstd.Encoder, error) {
 	// No checksum: each frame has a crc32c in the frame table. One segment and
 	// a pinned window make the bytes depend on the input alone.
 	enc, err := zstd.NewWriter(nil,
 		zstd.WithEncoderLevel(level),
-		zstd.WithEncoderConcurrency(workers),
+		zstd.WithEncoderConcurrency(1),
 		zstd.WithWindowSize(chunkSize),
 		zstd.WithSingleSegment(true),
 		zstd.WithEncoderCRC(false),
@@ -57,14 +72,7 @@ func newFramePipe(w io.Writer, level zstd.EncoderLevel, workers int) (*framePipe
 	if err != nil {
 		return nil, fmt.Errorf("make a compressor: %w", err)
 	}
-	return &framePipe{
-		out:     bufio.NewWriterSize(w, 64<<10),
-		enc:     enc,
-		workers: workers,
-		jobs:    make(chan *frameJob, workers*inFlight),
-		order:   make(chan *frameJob, workers*inFlight),
-		free:    make(chan *frameJob, workers*inFlight),
-	}, nil
+	return enc, nil
 }
 
 // job returns a job with an empty raw buffer that can hold a frame.
@@ -95,12 +103,8 @@ func (p *framePipe) send(j *frameJob) (uint32, error) {
 	if p.count == maxFrames {
 		return 0, errors.New("a pack cannot hold so many frames")
 	}
-	if !p.started {
-		p.started = true
-		for range p.workers {
-			p.wg.Go(p.compress)
-		}
-		p.wg.Go(p.commit)
+	if err := p.hire(); err != nil {
+		return 0, err
 	}
 	n := uint32(p.count)
 	p.count++
@@ -109,11 +113,47 @@ func (p *framePipe) send(j *frameJob) (uint32, error) {
 	return n, nil
 }
 
-func (p *framePipe) compress() {
+// hire starts the goroutines at the first frame, and one more worker when
+// frames are waiting.
+func (p *framePipe) hire() error {
+	running := len(p.encoders)
+	if running == p.workers || running > 0 && len(p.jobs) == 0 {
+		return nil
+	}
+	enc, err := newEncoder(p.level)
+	if err != nil {
+		return err
+	}
+	p.encoders = append(p.encoders, enc)
+	if running == 0 {
+		p.wg.Go(p.commit)
+	}
+	p.wg.Go(func() { p.compress(enc) })
+	return nil
+}
+
+func (p *framePipe) compress(enc *zstd.Encoder) {
 	for j := range p.jobs {
-		j.enc = p.enc.EncodeAll(j.raw, j.enc[:0])
+		j.enc = enc.EncodeAll(j.raw, j.enc[:0])
 		j.done <- struct{}{}
 	}
+}
+
+// encodeAll compresses data on the caller's goroutine, in frames of chunkSize.
+// The pipe must be stopped.
+func (p *framePipe) encodeAll(data []byte) ([]byte, error) {
+	if len(p.encoders) == 0 {
+		enc, err := newEncoder(p.level)
+		if err != nil {
+			return nil, err
+		}
+		p.encoders = append(p.encoders, enc)
+	}
+	var out []byte
+	for chunk := range slices.Chunk(data, chunkSize) {
+		out = p.encoders[0].EncodeAll(chunk, out)
+	}
+	return out, nil
 }
 
 // commit writes frames as they become ready. After an error it only drains.
@@ -136,10 +176,11 @@ func (p *framePipe) commit() {
 	}
 }
 
-// stop waits until everything sent is written. It may be called twice.
+// stop waits until everything sent is written. It may be called twice; nothing
+// can be sent after it.
 func (p *framePipe) stop() error {
-	if p.started {
-		p.started = false
+	if !p.stopped {
+		p.stopped = true
 		close(p.jobs)
 		close(p.order)
 		p.wg.Wait()

@@ -98,9 +98,7 @@ func NewWriter(w io.Writer, o WriterOptions) *Writer {
 		wr.err = fmt.Errorf("pack kind %d: %w", o.Kind, tree.ErrInvalid)
 		return wr
 	}
-	if wr.pipe, wr.err = newFramePipe(w, o.Level, o.Workers); wr.err != nil {
-		return wr
-	}
+	wr.pipe = newFramePipe(w, o.Level, o.Workers)
 	h := makeHeader(o.Kind)
 	wr.err = wr.pipe.put(h[:])
 	return wr
@@ -426,7 +424,7 @@ func (w *Writer) cell(n tree.Inode) (inodeCell, error) {
 // push adds an inode that is complete but for the frame of its bytes.
 func (w *Writer) push(cell *inodeCell) {
 	if cap(w.arena)-len(w.arena) < maxInodeBody {
-		w.arena = make([]byte, 0, 64<<10)
+		w.arena = make([]byte, 0, min(64<<10, max(2<<10, 2*cap(w.arena))))
 	}
 	at := len(w.arena)
 	p := pendingInode{ino: cell.Ino, frame: cell.loc.frame, off: cell.loc.off}
@@ -542,7 +540,10 @@ func (w *Writer) finish() (Info, error) {
 	}
 	for _, name := range sortedKeys(w.named) {
 		data := w.named[name]
-		stored, codec := w.pack(data)
+		stored, codec, err := w.pack(data)
+		if err != nil {
+			return Info{}, err
+		}
 		if err := add(name, codec, stored, len(data), 0); err != nil {
 			return Info{}, err
 		}
@@ -587,16 +588,13 @@ func (w *Writer) end(t toc) (Info, error) {
 	return info, nil
 }
 
-// pack compresses a named section in frames of chunkSize, if that helps.
-func (w *Writer) pack(data []byte) ([]byte, uint8) {
-	var out []byte
-	for chunk := range slices.Chunk(data, chunkSize) {
-		out = w.pipe.enc.EncodeAll(chunk, out)
+// pack compresses a named section, if that helps.
+func (w *Writer) pack(data []byte) ([]byte, uint8, error) {
+	out, err := w.pipe.encodeAll(data)
+	if err != nil || len(out) >= len(data) {
+		return data, codecRaw, err
 	}
-	if len(out) < len(data) {
-		return out, codecZstd
-	}
-	return data, codecRaw
+	return out, codecZstd, nil
 }
 
 func (w *Writer) sort() error {
