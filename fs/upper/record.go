@@ -31,6 +31,14 @@ type Inode struct {
 // a reader holds whatever lock keeps commits to this inode out.
 func (n *Inode) Extents() *Extents { return n.extents }
 
+// CopyUp makes a file's content n's own, all of it still showing from beneath.
+// It does nothing when the content is n's own already.
+func (n *Inode) CopyUp() {
+	if !n.Data {
+		n.Data, n.Gen, n.Shown = true, 1, n.Size
+	}
+}
+
 // Piece says where the byte of n's content at off comes from and where that
 // source ends. Beneath means the lower content; what lies past Shown is Zeros.
 // The end may lie past Size.

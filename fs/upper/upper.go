@@ -287,6 +287,28 @@ func (u *Upper) Commit(f Frame) error {
 	return nil
 }
 
+// Scratch is a copy of u's tables to try changes on, without journal, files or
+// range maps. Like Commit it must be exclusive.
+func (u *Upper) Scratch() *Upper {
+	s := u.state
+	s.dirents, s.inodes, s.names = s.dirents.Clone(), s.inodes.Clone(), s.names.Clone()
+	return &Upper{state: s}
+}
+
+// Try makes changes on a Scratch. Those of range maps are left out.
+func (u *Upper) Try(changes []Change) error {
+	for i := range changes {
+		switch c := &changes[i]; c.Type {
+		case Write, Cut, Zero, Forget, Own, Remember:
+		default:
+			if err := u.applyChange(c, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // apply carries one frame out on the tables.
 func (s *state) apply(f Frame) error {
 	for i := range f.Changes {
@@ -518,7 +540,7 @@ func (s *state) checkpoint(w *checkpointer) {
 	s.inodes.Ascend(func(n *Inode) bool {
 		w.add(Change{Type: PutInode, Inode: n})
 		n.Extents().Each(func(g Segment) bool {
-			w.add(n.segment(g))
+			w.add(n.Segment(g))
 			return w.err == nil
 		})
 		return w.err == nil
@@ -529,7 +551,8 @@ func (s *state) checkpoint(w *checkpointer) {
 	})
 }
 
-func (n *Inode) segment(g Segment) Change {
+// Segment is the change that gives n a segment.
+func (n *Inode) Segment(g Segment) Change {
 	if g.Zero {
 		return Change{Type: Zero, Ino: n.Ino, Start: g.Start, End: g.End}
 	}

@@ -1,0 +1,523 @@
+package overlay
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"ephemeral-sandbox/fs/tree"
+	"ephemeral-sandbox/fs/upper"
+)
+
+func isAbsent(err error) bool { return errors.Is(err, tree.ErrNotExist) }
+
+// Delta tells everything the session changed, at one instant.
+func (f *FS) Delta() (*Delta, error) {
+	f.mu.Lock()
+	snap, lower := f.up.Snapshot(), f.lower
+	f.mu.Unlock()
+
+	d := new(Delta)
+	replaced := map[tree.Ino]tree.Ino{} // new file -> removed lower file of the same name
+	var err error
+	snap.Dirents(func(u *upper.Dirent) bool {
+		var was tree.Dirent
+		if dir := snap.Inode(u.Dir); dir == nil || !dir.New {
+			if was, err = lower.Lookup(u.Dir, u.Name); isAbsent(err) {
+				was, err = tree.Dirent{}, nil
+			}
+		}
+		if err != nil {
+			err = fmt.Errorf("look %q up in %d: %w", u.Name, u.Dir, err)
+			return false
+		}
+		if was.Ino == u.Ino {
+			return true
+		}
+		d.Dirents = append(d.Dirents, DirentChange{Dir: u.Dir, Name: u.Name, Ino: u.Ino, Kind: u.Kind, Was: was.Ino})
+		if gone := snap.Inode(was.Ino); u.Ino != 0 && was.Kind == tree.File && gone != nil && gone.Nlink == 0 {
+			replaced[u.Ino] = was.Ino
+		}
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	snap.Inodes(func(n *upper.Inode) bool {
+		if n.Nlink == 0 {
+			return true
+		}
+		var c InodeChange
+		if c, err = change(n, lower); err != nil {
+			return false
+		}
+		if c.New && c.Kind == tree.File && c.Lineage == 0 {
+			c.Lineage = replaced[n.Ino]
+		}
+		d.Inodes = append(d.Inodes, c)
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// change compares a record with the lower inode.
+func change(n *upper.Inode, lower Lower) (InodeChange, error) {
+	c := InodeChange{
+		Inode: n.Inode, New: n.New, Data: n.Data, Meta: n.New,
+		Lineage: n.Lineage, Prior: n.Prior, LastOp: n.LastOp,
+	}
+	if n.New {
+		return c, nil
+	}
+	low, err := lower.Inode(n.Ino)
+	if err != nil {
+		return c, fmt.Errorf("inode %d: %w", n.Ino, err)
+	}
+	c.Meta = n.Mode != low.Mode || n.UID != low.UID || n.GID != low.GID || n.Rdev != low.Rdev || n.Link != low.Link ||
+		!slices.EqualFunc(n.Xattrs, low.Xattrs, func(a, b tree.Xattr) bool {
+			return a.Name == b.Name && bytes.Equal(a.Value, b.Value)
+		})
+	return c, nil
+}
+
+// Rebase puts the session on another lower tree and makes e's changes, in one
+// journal step: after a crash both have happened or neither. The caller has
+// frozen FS. What e does not drop stays as the session had it: content that
+// still showed through from the old lower tree, and differs in the new one, is
+// copied first; link counts are counted anew.
+func (f *FS) Rebase(lower Lower, e Edit) error {
+	r := rebase{f: f, e: e, lower: lower, drop: map[tree.Ino]bool{}, orphans: map[tree.Ino]bool{}}
+	for _, ino := range e.DropInodes {
+		r.drop[ino] = true
+	}
+	unlock := r.lockContent()
+	defer unlock()
+	if err := r.writeContent(); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.begin(Caller{Op: e.Op})
+	r.t = t
+	if err := r.stage(); err != nil {
+		return err
+	}
+	if err := r.recount(); err != nil {
+		return err
+	}
+	if err := t.commit(); err != nil {
+		return err
+	}
+	f.lower = lower
+	f.listings.changedAll()
+	for _, h := range r.held {
+		h.forget()
+	}
+	return t.removeData()
+}
+
+// rebase is one Rebase under way.
+type rebase struct {
+	f     *FS
+	e     Edit
+	lower Lower
+	drop  map[tree.Ino]bool
+	held  []*file // locked, by number
+
+	orphans map[tree.Ino]bool // unlinked and open
+
+	kept  []*upper.Inode // content completed from the old lower tree, with all its segments
+	files []*upper.Inode // content of e.Files; one private segment each
+	// segments are what complete wrote.
+	segments []upper.Change
+
+	t *txn
+}
+
+// lockContent locks the content of every inode whose source of bytes changes.
+func (r *rebase) lockContent() (unlock func()) {
+	f := r.f
+	var inos []tree.Ino
+	for _, fe := range r.e.Files {
+		inos = append(inos, fe.Ino)
+	}
+	f.mu.Lock()
+	snap := f.up.Snapshot()
+	f.mu.Unlock()
+	snap.Inodes(func(n *upper.Inode) bool {
+		if n.Kind == tree.File {
+			inos = append(inos, n.Ino)
+		}
+		if n.Nlink == 0 && (f.kept[n.Ino] || f.handles.refs(n.Ino) > 0) {
+			r.orphans[n.Ino] = true
+		}
+		return true
+	})
+	slices.Sort(inos)
+	for _, ino := range slices.Compact(inos) {
+		h := f.handles.grab(ino)
+		h.mu.Lock()
+		r.held = append(r.held, h)
+	}
+	return func() {
+		for _, h := range r.held {
+			h.mu.Unlock()
+			f.Release(h.ino)
+		}
+	}
+}
+
+// goes tells whether the record of n is dropped.
+func (r *rebase) goes(n *upper.Inode) bool {
+	if r.e.DropAll {
+		return !r.orphans[n.Ino]
+	}
+	return r.drop[n.Ino]
+}
+
+// writeContent writes to data files what the frame is going to count: contents
+// of e.Files into files of their own, and what kept files lack.
+func (r *rebase) writeContent() error {
+	f := r.f
+	for i := range r.e.Files {
+		n, err := r.newContent(&r.e.Files[i])
+		if err != nil {
+			return err
+		}
+		r.files = append(r.files, n)
+	}
+	for _, h := range r.held {
+		f.mu.RLock()
+		n, old := f.up.Inode(h.ino), f.lower
+		f.mu.RUnlock()
+		if n == nil || n.Kind != tree.File || n.New || r.goes(n) || r.replaces(n.Ino) {
+			continue
+		}
+		same, err := sameContent(n.Ino, old, r.lower)
+		if err != nil {
+			return err
+		}
+		if same {
+			continue
+		}
+		if _, err := r.lower.Inode(n.Ino); err == nil && !n.Data && n.Nlink != 0 {
+			continue // its attributes are ours, its content goes along
+		}
+		own := *n
+		own.CopyUp()
+		if err := r.complete(&content{f: f, fl: h, n: &own, lower: old}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *rebase) replaces(ino tree.Ino) bool {
+	return slices.ContainsFunc(r.files, func(n *upper.Inode) bool { return n.Ino == ino })
+}
+
+// sameContent tells whether ino has the same bytes in both trees, by hash; what
+// has no hash is taken to differ.
+func sameContent(ino tree.Ino, a, b Lower) (bool, error) {
+	in1, err := a.Inode(ino)
+	if err != nil {
+		return false, fmt.Errorf("inode %d in the old lower tree: %w", ino, err)
+	}
+	in2, err := b.Inode(ino)
+	if isAbsent(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("inode %d in the new lower tree: %w", ino, err)
+	}
+	return in1.Hash == in2.Hash && in1.Hash != tree.Hash{}, nil
+}
+
+// complete copies what shows through from the old lower tree into c's data file.
+func (r *rebase) complete(c *content) error {
+	n := c.n
+	var own []tree.Range
+	for off := uint64(0); off < n.Shown; {
+		src, end := n.Piece(off)
+		end = min(end, n.Shown)
+		if src == upper.Beneath {
+			got, err := c.copyData(off, end)
+			if err != nil {
+				return err
+			}
+			own = append(own, got...)
+		}
+		off = end
+	}
+	r.kept = append(r.kept, n)
+	for _, x := range own {
+		r.segments = append(r.segments, upper.Change{Type: upper.Own, Ino: n.Ino, Start: x.Start, End: x.End})
+	}
+	n.Shown = 0
+	return nil
+}
+
+// copyData writes the lower data in [off, end) to the data file.
+func (c *content) copyData(off, end uint64) (done []tree.Range, err error) {
+	buf := make([]byte, min(end-off, copyPiece))
+	for off < end {
+		x, ok := c.Data(off)
+		if !ok || x.Start >= end {
+			break
+		}
+		fd, err := c.f.data(c.fl, c.n.Gen, true)
+		if err != nil {
+			return nil, err
+		}
+		x.End = min(x.End, end, x.Start+uint64(len(buf)))
+		p := buf[:x.End-x.Start]
+		if _, err := c.ReadAt(p, int64(x.Start)); err != nil {
+			return nil, err
+		}
+		if _, err := fd.WriteAt(p, int64(x.Start)); err != nil {
+			return nil, hostErr(fmt.Sprintf("complete content of inode %d", c.n.Ino), err)
+		}
+		done = append(done, x)
+		off = x.End
+	}
+	return done, nil
+}
+
+// newContent writes one FileEdit's bytes to a data file that nothing refers to
+// yet.
+func (r *rebase) newContent(fe *FileEdit) (*upper.Inode, error) {
+	f := r.f
+	f.mu.RLock()
+	old := f.up.Inode(fe.Ino)
+	f.mu.RUnlock()
+	n := new(upper.Inode)
+	low, err := r.lower.Inode(fe.Ino)
+	switch {
+	case err == nil:
+		n.Inode = low
+	case isAbsent(err):
+		n.New = true
+	default:
+		return nil, fmt.Errorf("inode %d in the new lower tree: %w", fe.Ino, err)
+	}
+	if old != nil && !r.goes(old) {
+		n.Inode, n.Lineage, n.Prior = old.Inode, old.Lineage, old.Prior
+	}
+	if old != nil {
+		n.Gen = old.Gen
+	}
+	if fe.Attr != nil {
+		n.Inode = *fe.Attr
+	} else if n.Kind == 0 {
+		return nil, fmt.Errorf("new content for inode %d, which has no attributes: %w", fe.Ino, tree.ErrInvalid)
+	}
+	n.Ino, n.Kind = fe.Ino, tree.File
+	n.Data, n.Written, n.Shown, n.LastOp = true, true, 0, fe.Op
+	n.Gen++
+	n.Size, n.Alloc, n.Hash = uint64(len(fe.Content)), uint64(len(fe.Content)), tree.Hash{}
+	if fe.Lineage != 0 {
+		n.Lineage, n.Prior = fe.Lineage, fe.Lineage
+	}
+	if fe.Attr == nil {
+		n.Mtime = f.now()
+		n.Ctime = n.Mtime
+	}
+	if len(fe.Content) == 0 {
+		return n, nil
+	}
+	fd, err := f.up.OpenData(n.Ino, n.Gen, true)
+	if err != nil {
+		return nil, hostErr(fmt.Sprintf("inode %d", n.Ino), err)
+	}
+	_, err = fd.WriteAt(fe.Content, 0)
+	if err = errors.Join(err, fd.Close()); err != nil {
+		return nil, hostErr(fmt.Sprintf("write content of inode %d", n.Ino), err)
+	}
+	f.dirty.add(n.Ino)
+	return n, nil
+}
+
+// stage puts together what the edit says, in order.
+func (r *rebase) stage() error {
+	t, up := r.t, r.f.up
+	add := func(c ...upper.Change) { t.changes = append(t.changes, c...) }
+	add(upper.Change{Type: upper.Base, Start: r.lower.Commit()})
+	var orphans []*upper.Inode
+	up.Snapshot().Inodes(func(n *upper.Inode) bool {
+		switch {
+		case !r.goes(n):
+			if r.e.DropAll {
+				orphans = append(orphans, n)
+			}
+			return true
+		case n.Data:
+			t.unused = append(t.unused, dataFile{n.Ino, n.Gen})
+		}
+		if !r.e.DropAll {
+			add(upper.Change{Type: upper.DropInode, Ino: n.Ino})
+		}
+		return true
+	})
+	if r.e.DropAll {
+		add(upper.Change{Type: upper.Reset})
+		for _, n := range orphans {
+			add(upper.Change{Type: upper.PutInode, Inode: n})
+			n.Extents().Each(func(s upper.Segment) bool {
+				add(n.Segment(s))
+				return true
+			})
+		}
+	}
+	for _, k := range r.e.DropDirents {
+		add(upper.Change{Type: upper.DropDirent, Dirent: upper.Dirent{Dirent: tree.Dirent{Dir: k.Dir, Name: k.Name}}})
+	}
+	for _, n := range r.kept {
+		add(upper.Change{Type: upper.PutInode, Inode: n})
+		r.f.dirty.add(n.Ino)
+	}
+	add(r.segments...)
+	for _, n := range r.files {
+		if old := up.Inode(n.Ino); old != nil && old.Data && !r.goes(old) {
+			t.unused = append(t.unused, dataFile{old.Ino, old.Gen})
+		}
+		add(upper.Change{Type: upper.PutInode, Inode: n})
+		if n.Size > 0 {
+			add(upper.Change{Type: upper.Own, Ino: n.Ino, End: n.Size})
+		}
+	}
+	for _, ni := range r.e.NewInodes {
+		n := &upper.Inode{Inode: ni.Inode, LastOp: ni.Op, Data: ni.Kind == tree.File}
+		add(upper.Change{Type: upper.PutInode, Inode: n})
+	}
+	for _, d := range r.e.Dirents {
+		if err := tree.CheckName(d.Name); err != nil {
+			return err
+		}
+		add(upper.Change{Type: upper.PutDirent, Dirent: upper.Dirent{Dirent: d}})
+	}
+	return nil
+}
+
+// recount works out, on a copy of the tables as they are going to be, what
+// depends on both trees: link counts, which inodes the lower tree has, and
+// which records say no more than it.
+func (r *rebase) recount() error {
+	after := &FS{lower: r.lower, up: r.f.up.Scratch()}
+	if err := after.up.Try(r.t.changes); err != nil {
+		return fmt.Errorf("rebase: %w", err)
+	}
+	// Inodes that names were given to or taken from need a record of their count.
+	touched := map[tree.Ino]*upper.Inode{}
+	for _, d := range r.e.Dirents {
+		inos := []tree.Ino{d.Dir, d.Ino}
+		if was, ok, err := r.f.name(d.Dir, d.Name); err != nil && !errors.Is(err, tree.ErrStale) {
+			return err
+		} else if ok {
+			inos = append(inos, was.Ino)
+		}
+		if was, err := r.lower.Lookup(d.Dir, d.Name); err == nil {
+			inos = append(inos, was.Ino)
+		} else if !isAbsent(err) {
+			return fmt.Errorf("look %q up in %d: %w", d.Name, d.Dir, err)
+		}
+		for _, ino := range inos {
+			if n, err := after.record(ino); err == nil {
+				touched[ino] = n
+			} else if ino != 0 && !errors.Is(err, tree.ErrStale) {
+				return err
+			}
+		}
+	}
+	snap := after.up.Snapshot()
+	snap.Inodes(func(n *upper.Inode) bool { touched[n.Ino] = n; return true })
+	inos := make([]*upper.Inode, 0, len(touched))
+	for _, n := range touched {
+		inos = append(inos, n)
+	}
+	slices.SortFunc(inos, func(a, b *upper.Inode) int { return cmp.Compare(a.Ino, b.Ino) })
+	for _, n := range inos {
+		if err := r.recountInode(after, n); err != nil {
+			return err
+		}
+	}
+	var err error
+	snap.Dirents(func(d *upper.Dirent) bool {
+		low, ok, e := after.lowerName(d.Dir, d.Name)
+		if err = e; err != nil {
+			return false
+		}
+		if ok && low.Ino == d.Ino && low.Kind == d.Kind || !ok && d.Ino == 0 && d.Removed == 0 {
+			r.t.changes = append(r.t.changes, upper.Change{Type: upper.DropDirent, Dirent: *d})
+		}
+		return true
+	})
+	return err
+}
+
+// recountInode puts the record of n that is right above the new lower tree.
+func (r *rebase) recountInode(after *FS, n *upper.Inode) error {
+	fix := *n
+	low, err := r.lower.Inode(n.Ino)
+	switch {
+	case err == nil:
+		if n.New {
+			fix.New, fix.Lineage, fix.Prior = false, 0, 0
+		}
+		if n.Kind == tree.File && !n.Data && n.Nlink != 0 && low.Hash != n.Hash {
+			fix.Size, fix.Alloc, fix.Hash, fix.Mtime = low.Size, low.Alloc, low.Hash, low.Mtime
+		}
+	case isAbsent(err):
+		fix.New = true
+	default:
+		return fmt.Errorf("inode %d in the new lower tree: %w", n.Ino, err)
+	}
+	if fix.Nlink, err = after.links(&fix); err != nil {
+		return err
+	}
+	switch {
+	case fix.Nlink == 0 && fix.New && r.f.handles.refs(n.Ino) <= r.refs(n) && !r.f.kept[n.Ino]:
+		if n.Data {
+			r.t.unused = append(r.t.unused, dataFile{n.Ino, n.Gen})
+		}
+		r.t.changes = append(r.t.changes, upper.Change{Type: upper.DropInode, Ino: n.Ino})
+	case after.up.Inode(n.Ino) == nil && fix.Nlink == n.Nlink:
+	case fix.Nlink != n.Nlink || fix.New != n.New || fix.Hash != n.Hash || fix.Size != n.Size || fix.Lineage != n.Lineage:
+		r.t.changes = append(r.t.changes, upper.Change{Type: upper.PutInode, Inode: &fix})
+	}
+	return nil
+}
+
+// refs is how many references to n's handle are Rebase's.
+func (r *rebase) refs(n *upper.Inode) int {
+	if _, ok := slices.BinarySearchFunc(r.held, n.Ino, func(h *file, ino tree.Ino) int { return cmp.Compare(h.ino, ino) }); ok {
+		return 1
+	}
+	return 0
+}
+
+// links counts the names of n, and for a directory its subdirectories.
+func (f *FS) links(n *upper.Inode) (uint32, error) {
+	names, err := f.namesOf(n.Ino)
+	if err != nil {
+		return 0, err
+	}
+	if n.Kind != tree.Dir {
+		return uint32(len(names)), nil
+	}
+	if len(names) == 0 && n.Ino != tree.RootIno {
+		return 0, nil
+	}
+	links := uint32(2)
+	err = f.each(n.Ino, "", func(d tree.Dirent) bool {
+		if d.Kind == tree.Dir {
+			links++
+		}
+		return true
+	})
+	return links, err
+}
