@@ -97,7 +97,10 @@ type Gateway struct {
 	o        Options
 	ops      map[string]catalog.Operation
 	inFlight chan struct{}
-	handlers sync.WaitGroup
+
+	mu       sync.Mutex
+	ended    bool           // guarded by mu; no handler starts any more
+	handlers sync.WaitGroup // added to under mu
 }
 
 // New checks that there is a handler for each operation, and none besides.
@@ -138,7 +141,8 @@ var errEnding = catalog.Errorf(catalog.Unavailable, "the daemon is shutting down
 
 // Serve answers requests on l until ctx ends. It then refuses new ones, cancels
 // those that only wait, gives the others the grace time before it cancels them
-// too, and returns when every handler has returned. It closes l.
+// too, and returns when every handler has returned. It closes l. It is called
+// once.
 func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	// Handlers outlive ctx by the grace time, so theirs are made apart from it.
 	now, endNow := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -175,6 +179,9 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 		err = srv.Close() // a client that does not read its answer
 	}
 	<-ended
+	g.mu.Lock()
+	g.ended = true
+	g.mu.Unlock()
 	g.handlers.Wait()
 	if err != nil {
 		return fmt.Errorf("gateway: shut down: %w", err)
@@ -216,7 +223,10 @@ func (g *Gateway) health() any {
 }
 
 func (g *Gateway) serveOperation(w http.ResponseWriter, r *http.Request, now, late context.Context) {
-	g.handlers.Add(1)
+	if !g.enter() {
+		writeError(w, errEnding)
+		return
+	}
 	defer g.handlers.Done()
 	call, err := g.accept(w, r)
 	if call.RequestID != "" {
@@ -250,6 +260,15 @@ func (g *Gateway) serveOperation(w http.ResponseWriter, r *http.Request, now, la
 		return
 	}
 	out.finish(res)
+}
+
+func (g *Gateway) enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.ended {
+		g.handlers.Add(1)
+	}
+	return !g.ended
 }
 
 // lifetime is the context of a request's handler.
