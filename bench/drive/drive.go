@@ -208,3 +208,26 @@ func Quote(s string) string {
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
+
+// FirstByte runs a program to its end and returns how long its first byte of
+// standard output took. A program that prints nothing or fails is an error.
+func (r *Rig) FirstByte(ctx context.Context, program string, args ...string) (time.Duration, error) {
+	cmd := r.command(ctx, program, args)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", program, err)
+	}
+	began := time.Now()
+	if err := r.Family.start(cmd); err != nil {
+		return 0, fmt.Errorf("run %s: %w", program, err)
+	}
+	_, readErr := io.ReadFull(out, make([]byte, 1))
+	took := time.Since(began)
+	_, drainErr := io.Copy(io.Discard, out)
+	if err := errors.Join(readErr, drainErr, r.Family.wait(cmd)); err != nil {
+		return 0, fmt.Errorf("%s: %w: %s", Shell(program, args...), err, bytes.TrimSpace(errs.Bytes()))
+	}
+	return took, nil
+}
