@@ -48,7 +48,7 @@ func (s *Stack) Apply(commit uint64, r *layerfmt.Reader) (*Stack, error) {
 	if err := next.check(l); err != nil {
 		return nil, fmt.Errorf("layer %s: %w", r.Name(), err)
 	}
-	if err := next.markSubtrees(s, l); err != nil {
+	if err := next.markSubtrees(l); err != nil {
 		return nil, err
 	}
 	return next, nil
@@ -143,42 +143,39 @@ func invalid(err error) error {
 	return err
 }
 
-// markSubtrees notes the commit at every directory above a change, as it was
-// before and as it is after.
-func (s *Stack) markSubtrees(before *Stack, l layer) error {
-	marked := map[tree.Ino]bool{}
-	for _, view := range []*Stack{before, s} {
-		done := map[tree.Ino]bool{}
-		mark := func(dir tree.Ino) error {
-			for !done[dir] {
-				done[dir], marked[dir] = true, true
-				up, ok, err := view.parent(dir)
-				if err != nil || !ok {
-					return err
-				}
-				dir = up.Dir
+// markSubtrees notes the commit at every directory above a change. It is enough
+// to look at where things are now: whatever was above a change and no longer is
+// had a name on the way removed in this commit, which is itself a change beneath
+// it.
+func (s *Stack) markSubtrees(l layer) error {
+	done := map[tree.Ino]bool{}
+	mark := func(dir tree.Ino) error {
+		for !done[dir] {
+			done[dir] = true
+			s.subtree.ReplaceOrInsert(subtree{dir, s.commit})
+			up, ok, err := s.parent(dir)
+			if err != nil || !ok {
+				return err
 			}
-			return nil
+			dir = up.Dir
 		}
-		for _, d := range l.dirents {
+		return nil
+	}
+	for _, d := range l.dirents {
+		if err := mark(d.Dir); err != nil {
+			return err
+		}
+	}
+	for _, ino := range l.inodes {
+		names, err := s.rawNames(ino)
+		if err != nil {
+			return err
+		}
+		for _, d := range names {
 			if err := mark(d.Dir); err != nil {
 				return err
 			}
 		}
-		for _, ino := range l.inodes {
-			names, err := view.rawNames(ino)
-			if err != nil {
-				return err
-			}
-			for _, d := range names {
-				if err := mark(d.Dir); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	for dir := range marked {
-		s.subtree.ReplaceOrInsert(subtree{dir, s.commit})
 	}
 	return nil
 }
