@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -216,6 +217,17 @@ func noise(seed uint64, n int) []byte {
 	return b[:n]
 }
 
+// errDisagrees is dump's answer when two methods of a Reader tell different
+// stories, as those of a pack with right checksums and wrong words may.
+var errDisagrees = errors.New("the reader contradicts itself")
+
+func disagree(err error, format string, args ...any) error {
+	if err == nil {
+		err = errDisagrees
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
 // dump writes all that a pack says as text, going through every method of
 // Reader. What the text does not show, a reader cannot see.
 func dump(r *Reader) (string, error) {
@@ -233,19 +245,19 @@ func dump(r *Reader) (string, error) {
 		if d.Op == Opaque {
 			is, err := r.IsOpaque(d.Dir)
 			if err != nil || !is {
-				return "", fmt.Errorf("opaque directory %d: %v, %w", d.Dir, is, err)
+				return "", disagree(err, "opaque directory %d: %v", d.Dir, is)
 			}
 			continue
 		}
 		got, found, err := r.Lookup(d.Dir, d.Name)
 		if err != nil || !found || got != d {
-			return "", fmt.Errorf("lookup of %+v: %+v, %v, %w", d, got, found, err)
+			return "", disagree(err, "lookup of %+v: %+v, %v", d, got, found)
 		}
 		if d.Op == Put && !named[d.Ino] {
 			named[d.Ino] = true
 			got, found, err := r.Parent(d.Ino)
 			if err != nil || !found || got != d.Dirent {
-				return "", fmt.Errorf("parent of %d: %+v, %v, %w", d.Ino, got, found, err)
+				return "", disagree(err, "parent of %d: %+v, %v", d.Ino, got, found)
 			}
 		}
 	}
@@ -255,7 +267,7 @@ func dump(r *Reader) (string, error) {
 	}
 	for _, n := range inodes {
 		if _, found, err := r.Inode(n.Ino); err != nil || !found {
-			return "", fmt.Errorf("inode %d: %v, %w", n.Ino, found, err)
+			return "", disagree(err, "inode %d: %v", n.Ino, found)
 		}
 		if err := dumpInode(&b, r, n); err != nil {
 			return "", err
@@ -264,7 +276,7 @@ func dump(r *Reader) (string, error) {
 	for _, name := range r.Sections() {
 		data, found, err := r.Section(name)
 		if err != nil || !found {
-			return "", fmt.Errorf("section %s: %v, %w", name, found, err)
+			return "", disagree(err, "section %s: %v", name, found)
 		}
 		fmt.Fprintf(&b, "section %s %d %x\n", name, len(data), sha256.Sum256(data))
 	}
