@@ -44,6 +44,7 @@ type Call struct {
 	// blocks: what a slow client cannot take is left out. It may be called from
 	// several goroutines; after the handler has returned it does nothing.
 	Progress func(catalog.Progress)
+	Streams  bool // the client wants reports: without it Progress does nothing
 }
 
 // Handler does the work of one operation and returns a pointer to its result
@@ -249,7 +250,7 @@ func (g *Gateway) serveOperation(w http.ResponseWriter, r *http.Request, now, la
 	out := newAnswer(w, r)
 	call.Progress = func(catalog.Progress) {}
 	if out.streams && call.Op.Progress {
-		call.Progress = out.open()
+		call.Progress, call.Streams = out.open(), true
 	}
 	res, err := g.run(ctx, call)
 	if err != nil {
