@@ -104,6 +104,11 @@ func crashLoop(ctx context.Context, r *run, kills int, seed uint64) error {
 		if err := h.check(ctx, r, sb.ID); err != nil {
 			return fmt.Errorf("after kill %d: %w", kill, err)
 		}
+		// The session may or may not have outlived the daemon; either way it can
+		// be ended.
+		if err := r.DestroySession(ctx, sb.ID, loop.session); err != nil && !drive.IsKind(err, "not_found") {
+			return fmt.Errorf("end the session after kill %d: %w", kill, err)
+		}
 		if (kill+1)%20 == 0 {
 			r.say("%d kills, head L%06d, %d hit a publication, %d of those had landed", kill+1, h.head, inFlight, landed)
 		}
@@ -116,6 +121,7 @@ type publishLoop struct {
 	*run
 	sandbox   string
 	history   *history
+	session   string // of the last kill
 	iteration int
 	pace      time.Duration // what one round takes, smoothed
 }
@@ -136,6 +142,7 @@ func (l *publishLoop) untilKilled(ctx context.Context, rnd *rand.Rand) (*attempt
 	if err != nil {
 		return nil, err
 	}
+	l.session = session.ID
 	k := &killer{fd: fd, done: make(chan error, 1)}
 	time.AfterFunc(time.Duration(rnd.Int64N(int64(3*l.pace))), k.kill)
 	var unknown *attempt
