@@ -48,7 +48,7 @@ var rooms = []room{
 	{"daemon/holder/...", []string{"daemon/holder/..."}, "the holder's binary is small: 500 of them run at once"},
 	{"daemon/fdstore", nil, "it keeps descriptors and knows nothing of what they are"},
 	{"daemon/gateway", []string{"daemon/catalog", "daemon/telemetry"}, "a door: it carries operations, it does not do them"},
-	{"daemon/client", []string{"daemon/catalog"}, "a dialer: it carries operations"},
+	{"daemon/client", []string{"daemon/catalog", "daemon/config"}, "a dialer: it finds the socket and carries operations"},
 	{"daemon", []string{"fs/...", "layerfmt", "daemon/...", "occ", "occ/...", "attribution"}, "the only place where rooms are joined"},
 	{"cli/command", []string{"daemon/client", "daemon/catalog", "daemon/config", "daemon", "layerfmt"}, "a command speaks to the daemon; it starts it, and looks at layer files offline"},
 	{"cli/...", []string{"cli/command", "daemon/holder"}, "a main is a few lines; sandboxd's also becomes a holder"},
