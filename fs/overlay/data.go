@@ -627,8 +627,12 @@ const (
 // CopyRange copies up to n bytes and tells how many: fewer at the end of src,
 // or when n is large. Ranges of one file that overlap are tree.ErrInvalid.
 func (f *FS) CopyRange(c Caller, src tree.Ino, srcOff uint64, dst tree.Ino, dstOff, n uint64) (done uint64, err error) {
-	n = min(n, copyLimit)
-	if src == dst && srcOff < dstOff+n && dstOff < srcOff+n {
+	a, err := f.Attr(src)
+	if err != nil {
+		return 0, err
+	}
+	n = min(n, copyLimit, a.Size-min(a.Size, srcOff))
+	if src == dst && n > 0 && srcOff < dstOff+n && dstOff < srcOff+n {
 		return 0, fmt.Errorf("copy within inode %d: ranges overlap: %w", src, tree.ErrInvalid)
 	}
 	buf := make([]byte, min(n, copyPiece))

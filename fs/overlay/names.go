@@ -552,14 +552,17 @@ func (f *FS) Rename(c Caller, p1 tree.Ino, n1 string, p2 tree.Ino, n2 string, fl
 
 func (t *txn) rename(p1 tree.Ino, n1 string, p2 tree.Ino, n2 string, flags uint32, held int) error {
 	f := t.f
-	dir1, src, err := t.target(p1, n1)
-	if err != nil {
-		return err
-	}
 	if err := tree.CheckName(n2); err != nil {
 		return err
 	}
+	if _, err := t.dir(p1); err != nil {
+		return err
+	}
 	dir2, err := t.dir(p2)
+	if err != nil {
+		return err
+	}
+	dir1, src, err := t.target(p1, n1)
 	if err != nil {
 		return err
 	}
