@@ -50,3 +50,34 @@ func TestCopyDurably(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 }
+
+// Where the kernel lets us, the compared work really happens: the command sees
+// the tree, its changes reach the layer, and the tree stays as it was.
+func TestOverlay(t *testing.T) {
+	lower, temp := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(lower, "f"), []byte("old\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o, err := newOverlay(temp, lower)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o == nil {
+		t.Log("this user cannot mount overlayfs here: the benchmark leaves its column empty")
+		return
+	}
+	if took, err := o.firstByte(t.Context(), "cat f"); err != nil || took <= 0 {
+		t.Errorf("first byte after %v, %v", took, err)
+	}
+	if _, err := o.firstByte(t.Context(), "cat missing"); err == nil {
+		t.Error("a command that prints nothing has a first byte")
+	}
+	to := filepath.Join(temp, "layer")
+	took, err := o.publish(t.Context(), "echo new >> f && test \"$(cat f)\" = \"old\nnew\"", to)
+	if err != nil || took <= 0 {
+		t.Errorf("publication after %v, %v", took, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(lower, "f")); err != nil || string(text) != "old\n" {
+		t.Errorf("the tree has changed: %q, %v", text, err)
+	}
+}
