@@ -106,6 +106,9 @@ func (s *Session) Exec(ctx context.Context, r ExecRequest) (*Command, error) {
 	if h == nil {
 		return nil, fmt.Errorf("session %s: its holder ended at once", s.Info.ID)
 	}
+	if n := s.countRunning(); s.runtime.MaxCommands > 0 && n >= s.runtime.MaxCommands {
+		return nil, fmt.Errorf("session %s: %d: %w", s.Info.ID, n, ErrTooManyCommands)
+	}
 	dir := filepath.Join(s.dir, "commands", r.CommandID)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("keep a transcript: %w", err)
@@ -150,6 +153,16 @@ func (s *Session) Exec(ctx context.Context, r ExecRequest) (*Command, error) {
 		}()
 	}
 	return c, nil
+}
+
+func (s *Session) countRunning() int {
+	n := 0
+	for _, c := range s.Commands() {
+		if c.running() {
+			n++
+		}
+	}
+	return n
 }
 
 func (r ExecRequest) display() string {
@@ -340,13 +353,9 @@ func LoadCommands(dir string) ([]*Command, error) {
 	}
 	var list []*Command
 	for _, e := range entries {
-		c := &Command{dir: filepath.Join(dir, e.Name()), done: make(chan struct{})}
-		raw, err := os.ReadFile(filepath.Join(c.dir, "command.json"))
-		if err != nil || json.Unmarshal(raw, &c.state) != nil {
+		c, err := LoadCommand(filepath.Join(dir, e.Name()))
+		if err != nil {
 			continue // cut off while it was being started
-		}
-		if !c.running() {
-			close(c.done)
 		}
 		list = append(list, c)
 	}
@@ -354,15 +363,31 @@ func LoadCommands(dir string) ([]*Command, error) {
 	return list, nil
 }
 
-// ReadOutput reads at most limit bytes of a stream ("stdout" or "stderr") from
-// off, and tells how long the stream is by now. A negative off counts from the
-// end.
-func (c *Command) ReadOutput(stream string, off int64, limit int) (data []byte, start, total int64, err error) {
-	f, err := os.Open(filepath.Join(c.dir, stream))
+// LoadCommand reads the command whose transcript is kept in dir.
+func LoadCommand(dir string) (*Command, error) {
+	c := &Command{dir: dir, done: make(chan struct{})}
+	raw, err := os.ReadFile(filepath.Join(dir, "command.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read transcript: %w", err)
+	}
+	if err := json.Unmarshal(raw, &c.state); err != nil {
+		return nil, fmt.Errorf("read transcript %s: %w", dir, err)
+	}
+	if !c.running() {
+		close(c.done)
+	}
+	return c, nil
+}
+
+// ReadOutput reads at most limit bytes of a stream ("stdout" or "stderr") of
+// the command whose transcript is in dir, from off on, and tells how long the
+// stream is by now. A negative off counts from the end.
+func ReadOutput(dir, stream string, off int64, limit int) (data []byte, start, total int64, err error) {
+	f, err := os.Open(filepath.Join(dir, stream))
 	if err != nil {
 		return nil, 0, 0, fmt.Errorf("read transcript: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	st, err := f.Stat()
 	if err != nil {
 		return nil, 0, 0, fmt.Errorf("read transcript: %w", err)

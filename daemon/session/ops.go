@@ -112,6 +112,13 @@ func (t *opTable) get(n tree.Op) (Operation, bool) {
 	return t.list[n-1], true
 }
 
+func (t *opTable) find(id string) (Operation, bool) {
+	t.mu.Lock()
+	n := t.byID[id]
+	t.mu.Unlock()
+	return t.get(n)
+}
+
 func (t *opTable) indexLocked(op Operation) {
 	t.byID[op.ID] = op.Number
 	if op.CommandID != "" {

@@ -155,8 +155,7 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 	})
 	sp.End(err)
 	if err != nil || !won {
-		sealed.Discard()
-		return false, err
+		return false, errors.Join(err, sealed.Discard())
 	}
 	p.result.Committed, p.result.Commit, p.result.StoredBytes = true, commit.Number, commit.StoredBytes
 	return true, p.land(ctx, v, commit.Number)

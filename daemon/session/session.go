@@ -70,6 +70,7 @@ type Info struct {
 	Network   string    `json:"network"`
 	Level     string    `json:"trace_level"`
 	Implicit  bool      `json:"implicit"` // made for one command
+	Message   string    `json:"message,omitempty"` // of the commit, when Implicit
 	Created   time.Time `json:"created"`
 }
 
@@ -80,7 +81,17 @@ type Runtime struct {
 	Binary    *holder.Binary
 	HostPaths []string // further host directories shown read-only
 	Path      string   // PATH inside
+
+	ScratchBytes uint64 // bound of a session's /tmp, HOME and the like together; 0 leaves it to the holder
+	AccessBytes  int64  // bound of a session's access record on disk; 0 leaves it to the recorder
+	MaxCommands  int    // commands that may run at once in one session; 0 is no bound
 }
+
+// What a session answers besides errors of the tree and of its holder.
+var (
+	ErrEnding          = errors.New("the session is ending: open another one")
+	ErrTooManyCommands = errors.New("too many commands run in the session: wait for one to end")
+)
 
 // Session is a workspace with the processes that run in it.
 type Session struct {
@@ -149,7 +160,7 @@ func open(dir string, info Info, o Options, r Runtime) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, err := access.Open(filepath.Join(dir, "access"), access.Options{})
+	rec, err := access.Open(filepath.Join(dir, "access"), access.Options{MaxBytes: r.AccessBytes})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open access record: %w", err), w.Close())
 	}
@@ -204,7 +215,7 @@ func (s *Session) ensureHolder(ctx context.Context) error {
 	s.mu.Unlock()
 	switch {
 	case closing:
-		return fmt.Errorf("session %s is ending", s.Info.ID)
+		return fmt.Errorf("session %s: %w", s.Info.ID, ErrEnding)
 	case running:
 		return nil
 	}
@@ -212,6 +223,7 @@ func (s *Session) ensureHolder(ctx context.Context) error {
 	h, err := holder.Start(ctx, holder.Config{
 		Session: s.Info.ID, Workspace: s.Info.Workspace, Network: s.Info.Network,
 		HostPaths: s.runtime.HostPaths, RuntimeDir: s.dir, Binary: s.runtime.Binary,
+		ScratchBytes: s.runtime.ScratchBytes,
 	})
 	sp.End(err)
 	if err != nil {
@@ -375,7 +387,7 @@ func (s *Session) enter(st State) (leave func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state == Closing {
-		return nil, fmt.Errorf("session %s is ending", s.Info.ID)
+		return nil, fmt.Errorf("session %s: %w", s.Info.ID, ErrEnding)
 	}
 	before := s.state
 	s.state = st

@@ -54,7 +54,7 @@ type Lease interface {
 }
 
 // Sealed is a layer on disk that no commit names yet.
-type Sealed interface{ Discard() }
+type Sealed interface{ Discard() error }
 
 // Meta is what the author of a commit says of it.
 type Meta struct {
@@ -200,8 +200,16 @@ func (w *Workspace) Begin(op Operation) (Operation, error) {
 	return w.ops.add(op)
 }
 
-// Operation looks up a number.
-func (w *Workspace) Operation(n tree.Op) (Operation, bool) { return w.ops.get(n) }
+// OperationByID looks up an operation that was begun.
+func (w *Workspace) OperationByID(id string) (Operation, bool) { return w.ops.find(id) }
+
+// Exclusive runs f while no other Exclusive, publication or refresh runs: what
+// f reads is what it writes upon, as far as the API's own operations go.
+func (w *Workspace) Exclusive(f func() error) error {
+	w.gate.Lock()
+	defer w.gate.Unlock()
+	return f()
+}
 
 // Close lets go of the tree; what is in it stays on disk.
 func (w *Workspace) Close() error {

@@ -1,0 +1,438 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"ephemeral-sandbox/daemon/catalog"
+	"ephemeral-sandbox/daemon/importer"
+	"ephemeral-sandbox/daemon/session"
+	"ephemeral-sandbox/daemon/store"
+	"ephemeral-sandbox/fs/overlay"
+	"ephemeral-sandbox/fs/tree"
+	"ephemeral-sandbox/layerfmt"
+)
+
+// sandbox is one workspace's layers and the sessions on them. On disk:
+//
+//	sandbox.json  what it is; written last, so a directory without it is rubbish
+//	store/        layers and commit log
+//	sessions/ID/  open sessions
+//	ended/ID/     transcripts and activity of the newest ended sessions
+//	tmp/          workspaces of sessionless operations
+type sandbox struct {
+	dir   string
+	info  sandboxInfo
+	store *store.Store // nil when broken
+	d     *Daemon
+
+	problem error // why it is broken; immutable
+
+	mu       sync.Mutex
+	sessions map[string]*session.Session // guarded by mu
+	ending   bool                        // guarded by mu
+	oneShots sync.WaitGroup              // publications of one-command sessions under way
+}
+
+type sandboxInfo struct {
+	ID            string    `json:"id"`
+	WorkspaceRoot []byte    `json:"workspace_root"` // a path need not be UTF-8
+	Files         int64     `json:"files"`
+	Dirs          int64     `json:"dirs"`
+	Bytes         int64     `json:"bytes"`
+	Created       time.Time `json:"created"`
+}
+
+func (s *sandbox) root() string { return string(s.info.WorkspaceRoot) }
+
+// keepEnded is how many ended sessions' transcripts and records a sandbox keeps.
+const keepEnded = 256
+
+// createSandbox imports root. Nothing is left behind when it fails.
+func (d *Daemon) createSandbox(ctx context.Context, op string, root string, progress func(importer.Progress)) (s *sandbox, err error) {
+	root, err = checkRoot(root)
+	if err != nil {
+		return nil, err
+	}
+	s = &sandbox{d: d, sessions: map[string]*session.Session{}, info: sandboxInfo{
+		ID: newID("sb"), WorkspaceRoot: []byte(root), Created: time.Now().UTC(),
+	}}
+	s.dir = filepath.Join(d.cfg.Sandboxes(), s.info.ID)
+	if err := os.MkdirAll(filepath.Join(s.dir, "sessions"), 0o700); err != nil {
+		return nil, fmt.Errorf("make a sandbox: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			if s.store != nil {
+				err = errors.Join(err, s.store.Close())
+			}
+			err = errors.Join(err, os.RemoveAll(s.dir))
+		}
+	}()
+	opts := d.storeOptions()
+	opts.Meta = store.CommitMeta{Operation: op, RequestID: op, Message: "import of " + root, Time: s.info.Created}
+	var imported importer.Result
+	s.store, err = store.Create(filepath.Join(s.dir, "store"), opts, func(w *layerfmt.Writer) error {
+		imported, err = importer.Import(ctx, root, w, importer.Options{
+			Progress: progress, Workers: d.cfg.ImportWorkers, Exclude: []string{d.cfg.StateDir},
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.info.Files, s.info.Dirs, s.info.Bytes = imported.Files, imported.Dirs, imported.Bytes
+	raw, err := json.Marshal(s.info)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeDurably(filepath.Join(s.dir, "sandbox.json"), raw); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	d.sandboxes[s.info.ID] = s
+	d.mu.Unlock()
+	return s, nil
+}
+
+// checkRoot resolves the directory to import, or says what is wrong with it.
+func checkRoot(root string) (string, error) {
+	real, err := filepath.EvalSymlinks(root)
+	switch {
+	case !filepath.IsAbs(root):
+		return "", catalog.Errorf(catalog.InvalidRequest, "workspace root %q is not an absolute path: give one", root)
+	case errors.Is(err, fs.ErrNotExist):
+		return "", catalog.Errorf(catalog.NotFound, "workspace root %q does not exist: name a directory that does", root)
+	case errors.Is(err, fs.ErrPermission):
+		return "", catalog.Errorf(catalog.PreconditionFailed, "workspace root %q cannot be read by the daemon's user: give it read and search permission", root)
+	case err != nil:
+		return "", catalog.Errorf(catalog.InvalidRequest, "workspace root %q: %w", root, err)
+	case real == "/":
+		return "", catalog.Errorf(catalog.InvalidRequest, "workspace root %q is the root of the host: name a directory beneath it", root)
+	}
+	st, err := os.Stat(real)
+	switch {
+	case err != nil:
+		return "", catalog.Errorf(catalog.NotFound, "workspace root %q: %w", root, err)
+	case !st.IsDir():
+		return "", catalog.Errorf(catalog.InvalidRequest, "workspace root %q is not a directory: name one", root)
+	}
+	f, err := os.Open(real)
+	if err != nil {
+		return "", catalog.Errorf(catalog.PreconditionFailed, "workspace root %q cannot be read by the daemon's user: give it read and search permission", root)
+	}
+	return real, f.Close()
+}
+
+// openSandbox takes up what an earlier daemon left in dir. A sandbox whose
+// store cannot be opened is kept as broken, with the reason, and harms no
+// other.
+func (d *Daemon) openSandbox(dir string) (*sandbox, error) {
+	raw, err := os.ReadFile(filepath.Join(dir, "sandbox.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, os.RemoveAll(dir) // its import was cut off
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &sandbox{dir: dir, d: d, sessions: map[string]*session.Session{}}
+	if err := json.Unmarshal(raw, &s.info); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "sandbox.json"), err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "tmp")); err != nil {
+		return nil, err
+	}
+	opts := d.storeOptions()
+	opts.Salvage = true
+	if s.store, err = store.Open(filepath.Join(dir, "store"), opts); err != nil {
+		s.problem = err
+		return s, nil
+	}
+	if s.store.Damage() == nil { // what a crash left behind that no commit names
+		if _, err := s.store.Sweep(); err != nil {
+			return nil, errors.Join(err, s.store.Close())
+		}
+	}
+	s.problem = s.store.Damage()
+	return s, s.reopenSessions()
+}
+
+func (s *sandbox) reopenSessions() error {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "sessions"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		dir := filepath.Join(s.dir, "sessions", e.Name())
+		if _, err := os.Stat(filepath.Join(dir, "session.json")); errors.Is(err, fs.ErrNotExist) {
+			if err := os.RemoveAll(dir); err != nil { // its creation was cut off
+				return err
+			}
+			continue
+		}
+		ws, err := session.Reopen(dir, s.sessionOptions(), s.d.runtime())
+		if err != nil {
+			s.d.emit("session.lost", s, e.Name(), "", map[string]any{"error": err.Error()})
+			continue // its files stay for another try
+		}
+		s.sessions[ws.Info.ID] = ws
+	}
+	return nil
+}
+
+func (s *sandbox) sessionOptions() session.Options {
+	return session.Options{
+		History: history{s.store}, Trace: s.d.trace,
+		Quota: overlay.Quota{Bytes: s.d.cfg.SessionBytes, Inodes: s.d.cfg.SessionInodes},
+	}
+}
+
+// usable refuses work on a sandbox whose store could not be opened whole.
+func (s *sandbox) usable() error {
+	if s.problem == nil {
+		return nil
+	}
+	return fmt.Errorf("sandbox %s is broken: %w", s.info.ID, s.problem)
+}
+
+// readable refuses reads only where there is nothing to read.
+func (s *sandbox) readable() error {
+	if s.store != nil {
+		return nil
+	}
+	return s.usable()
+}
+
+// newSession makes a session on the head.
+func (s *sandbox) newSession(ctx context.Context, info session.Info) (*session.Session, error) {
+	if err := s.usable(); err != nil {
+		return nil, err
+	}
+	if n := s.d.countSessions(); n >= s.d.cfg.MaxSessions {
+		return nil, catalog.Errorf(catalog.ResourceExhausted, "%d sessions are open, which is the limit (max_sessions): end one first", n)
+	}
+	info.ID, info.Sandbox, info.Workspace, info.Created = newID("ws"), s.info.ID, s.root(), time.Now().UTC()
+	ws, err := session.Create(ctx, filepath.Join(s.dir, "sessions", info.ID), info, s.sessionOptions(), s.d.runtime())
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	ending := s.ending
+	if !ending {
+		s.sessions[info.ID] = ws
+	}
+	s.mu.Unlock()
+	if ending {
+		_, err := ws.Retire(filepath.Join(s.dir, "ended", info.ID))
+		return nil, errors.Join(catalog.Errorf(catalog.NotFound, "sandbox %s is being destroyed", s.info.ID), err)
+	}
+	return ws, nil
+}
+
+func (s *sandbox) session(id string) (*session.Session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ws, ok := s.sessions[id]; ok {
+		return ws, nil
+	}
+	if _, err := os.Stat(filepath.Join(s.dir, "ended", filepath.Base(id))); err == nil && id != "" {
+		return nil, catalog.Errorf(catalog.NotFound, "session %q has ended: open another with create_workspace_session", id)
+	}
+	return nil, catalog.Errorf(catalog.NotFound, "no session %q in sandbox %s: list_workspace_sessions shows those there are", id, s.info.ID)
+}
+
+func (s *sandbox) openSessions() []*session.Session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Values(s.sessions), func(a, b *session.Session) int {
+		return cmp.Or(a.Info.Created.Compare(b.Info.Created), strings.Compare(a.Info.ID, b.Info.ID))
+	})
+}
+
+// retire ends a session and keeps its record.
+func (s *sandbox) retire(ws *session.Session) (processes int, err error) {
+	s.mu.Lock()
+	_, mine := s.sessions[ws.Info.ID]
+	delete(s.sessions, ws.Info.ID)
+	s.mu.Unlock()
+	if !mine {
+		return 0, catalog.Errorf(catalog.NotFound, "session %q is ending already", ws.Info.ID)
+	}
+	processes, err = ws.Retire(filepath.Join(s.dir, "ended", ws.Info.ID))
+	return processes, errors.Join(err, s.pruneEnded())
+}
+
+// pruneEnded removes the records of the oldest ended sessions.
+func (s *sandbox) pruneEnded() error {
+	list, err := s.ended()
+	if err != nil {
+		return err
+	}
+	for len(list) > keepEnded {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(s.dir, "ended", list[0].Info.ID)))
+		list = list[1:]
+	}
+	return err
+}
+
+// ended lists the records of ended sessions, oldest first.
+func (s *sandbox) ended() ([]*session.Ended, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "ended"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []*session.Ended
+	for _, e := range entries {
+		rec, err := session.OpenEnded(filepath.Join(s.dir, "ended", e.Name()))
+		if err != nil {
+			continue // cut off while it was being kept
+		}
+		list = append(list, rec)
+	}
+	slices.SortFunc(list, func(a, b *session.Ended) int { return a.Info.Created.Compare(b.Info.Created) })
+	return list, nil
+}
+
+// destroy ends every session and deletes the sandbox.
+func (s *sandbox) destroy() (sessions int, err error) {
+	s.mu.Lock()
+	s.ending = true
+	s.mu.Unlock()
+	for _, ws := range s.openSessions() {
+		if _, e := s.retire(ws); e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		sessions++
+	}
+	s.oneShots.Wait()
+	if err != nil {
+		return sessions, err
+	}
+	if s.store != nil {
+		err = s.store.Close()
+	}
+	// Without this file the directory is rubbish, whatever stops us now.
+	return sessions, errors.Join(err, os.Remove(filepath.Join(s.dir, "sandbox.json")), os.RemoveAll(s.dir))
+}
+
+// close lets go of the sandbox; its sessions end with it unless the next daemon
+// takes their holders over.
+func (s *sandbox) close(handOver bool) error {
+	var errs []error
+	for _, ws := range s.openSessions() {
+		if handOver {
+			errs = append(errs, ws.Release())
+			continue
+		}
+		errs = append(errs, ws.Close())
+	}
+	if handOver {
+		return errors.Join(errs...)
+	}
+	s.oneShots.Wait()
+	if s.store != nil {
+		errs = append(errs, s.store.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// operate runs one sessionless operation in a workspace of its own and
+// publishes what it did as one commit.
+func (s *sandbox) operate(ctx context.Context, op session.Operation, message string, do func(*session.Workspace, session.Operation) error) (pub session.Publication, err error) {
+	if err := s.usable(); err != nil {
+		return pub, err
+	}
+	dir := filepath.Join(s.dir, "tmp", newID("op"))
+	w, err := session.OpenWorkspace(dir, "", s.sessionOptions())
+	if err != nil {
+		return pub, err
+	}
+	defer func() { err = errors.Join(err, w.Close(), os.RemoveAll(dir)) }()
+	if op, err = w.Begin(op); err != nil {
+		return pub, err
+	}
+	if err := do(w, op); err != nil {
+		return pub, err
+	}
+	return w.Publish(ctx, session.PublishRequest{Operation: op, Message: message})
+}
+
+// at gives the tree of a commit, the head when commit is empty.
+func (s *sandbox) at(commit string) (session.Lease, error) {
+	if err := s.readable(); err != nil {
+		return nil, err
+	}
+	if commit == "" {
+		return history{s.store}.LeaseHead()
+	}
+	n, err := parseCommit(commit)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.store.Commit(n); err != nil {
+		return nil, catalog.Errorf(catalog.NotFound, "no commit %s in sandbox %s: the head is %s", commit, s.info.ID, store.CommitName(s.store.HeadCommit().Number))
+	}
+	return history{s.store}.Lease(n)
+}
+
+func parseCommit(name string) (uint64, error) {
+	n, err := store.ParseCommit(name)
+	if err != nil {
+		return 0, catalog.Errorf(catalog.InvalidRequest, "commit %q: it must look like L000024", name)
+	}
+	return n, nil
+}
+
+// relative turns a path as a caller gives it into one from the workspace's root.
+func (s *sandbox) relative(p string) (string, error) {
+	if !filepath.IsAbs(p) {
+		return p, nil
+	}
+	rest, ok := strings.CutPrefix(p, s.root())
+	if !ok || rest != "" && rest[0] != '/' {
+		return "", catalog.Errorf(catalog.InvalidRequest, "path %q is outside the workspace %q: give one inside it, or a relative one", p, s.root())
+	}
+	return rest, nil
+}
+
+// history shows a store to the sessions on it.
+type history struct{ s *store.Store }
+
+func (h history) LeaseHead() (session.Lease, error) { return h.s.LeaseHead() }
+
+func (h history) Lease(n uint64) (session.Lease, error) { return h.s.Lease(n) }
+
+func (h history) Seal(build func(*layerfmt.Writer) error) (session.Sealed, error) {
+	return h.s.Seal(build)
+}
+
+func (h history) Advance(parent uint64, l session.Sealed, m session.Meta) (session.Commit, bool, error) {
+	sealed, ok := l.(*store.Sealed)
+	if !ok {
+		return session.Commit{}, false, fmt.Errorf("a %T was not sealed by this store", l)
+	}
+	c, won, err := h.s.Advance(parent, sealed, store.CommitMeta(m))
+	return session.Commit{Number: c.Number, StoredBytes: c.StoredBytes}, won, err
+}
+
+func (h history) Origin(n uint64) (session.Meta, error) {
+	c, err := h.s.Commit(n)
+	return session.Meta(c.CommitMeta), err
+}
+
+func (h history) AllocInos(n uint64) (tree.Ino, error) { return h.s.AllocInos(n) }
