@@ -403,7 +403,9 @@ func TestRoundTrip(t *testing.T) {
 func TestManyEntries(t *testing.T) {
 	for _, n := range []int{1, 2, 400, 900, 1500, 30_000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			name := func(i int) string { return fmt.Sprintf("%s-%d-%s", strings.Repeat("x", i%40), i, strings.Repeat("y", 60)) }
+			name := func(i int) string {
+				return fmt.Sprintf("%s-%d-%s", strings.Repeat("x", i%40), i, strings.Repeat("y", 60))
+			}
 			pack, info := write(t, WriterOptions{}, func(w *Writer) {
 				for i := range n {
 					ino := tree.Ino(1000 + i)

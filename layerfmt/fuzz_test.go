@@ -1,0 +1,236 @@
+package layerfmt
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"ephemeral-sandbox/fs/tree"
+)
+
+func appendUV(v uint64) []byte { return binary.AppendUvarint(nil, v) }
+
+// FuzzOpen mutates whole packs. seal makes the fuzzer's work pass the pack id
+// and the checksums of trailer and header, so that it gets further in.
+func FuzzOpen(f *testing.F) {
+	for _, pack := range [][]byte{smallPackOf(f), everythingPack(f, WriterOptions{Kind: Base}), everythingPack(f, WriterOptions{})} {
+		f.Add(pack, false)
+		f.Add(pack, true)
+	}
+	f.Fuzz(func(t *testing.T, pack []byte, seal bool) {
+		if seal {
+			resealPack(pack)
+		}
+		r, text, err := readAll(pack)
+		if err != nil || r.Verify(t.Context()) != nil {
+			return
+		}
+		// What passes Verify says the same the second time.
+		if _, again, err := readAll(pack); err != nil || again != text {
+			t.Fatalf("the second reading differs: %v", err)
+		}
+	})
+}
+
+// resealPack gives a changed pack a right header checksum, pack id and trailer,
+// as far as its trailer still points somewhere.
+func resealPack(pack []byte) {
+	n := len(pack)
+	if n < headerLen+skippableLen+trailerLen {
+		return
+	}
+	tail := pack[n-trailerLen:]
+	tocLen := int(binary.LittleEndian.Uint32(tail[8:]))
+	if tocLen < 0 || tocLen > n-headerLen-skippableLen-trailerLen {
+		return
+	}
+	binary.LittleEndian.PutUint32(pack[60:], crcOf(pack[:60]))
+	table := pack[n-trailerLen-tocLen : n-trailerLen]
+	end := trailer{tocOff: uint64(n - trailerLen - tocLen), tocLen: uint32(tocLen), id: packID(pack[:headerLen], table)}
+	b := end.bytes()
+	copy(tail, b[:])
+}
+
+func FuzzTOC(f *testing.F) {
+	r := open(f, smallPackOf(f))
+	f.Add(r.toc.appendTo(nil), r.trailer.tocOff)
+	f.Fuzz(func(t *testing.T, b []byte, end uint64) {
+		table, reason, err := parseTOC(b, end)
+		if reason != "" || err != nil {
+			return
+		}
+		if got := table.appendTo(nil); !bytes.Equal(got, b) {
+			t.Fatalf("two spellings of one table:\n%x\n%x", b, got)
+		}
+	})
+}
+
+func FuzzPage(f *testing.F) {
+	var b pageBuilder
+	b.limit = pageSize
+	for _, k := range []string{"aa", "ab", "abc", "b"} {
+		b.add([]byte(k), []byte("v"))
+	}
+	f.Add(b.flush(nil, tagDirents, 3), "abb")
+	b.level = 1
+	b.add([]byte("k"), []byte{1})
+	f.Add(b.flush(nil, tagDirents, 3), "k")
+	f.Fuzz(func(t *testing.T, data []byte, key string) {
+		// The checksum is not for the fuzzer to guess.
+		if len(data) >= pageHeadLen {
+			if used := int(binary.LittleEndian.Uint16(data[4:])); used >= pageHeadLen && used <= len(data) {
+				binary.LittleEndian.PutUint32(data, checksum(tagDirents, 3, data[4:used]))
+			}
+		}
+		p, reason := parsePage(data, tagDirents, 3)
+		if reason != "" {
+			return
+		}
+		keys := make([][]byte, p.n)
+		for i := range p.n {
+			keys[i] = p.appendKey(nil, i)
+			if at, found := p.find(keys[i]); !found || at != i {
+				t.Fatalf("key %d is found at %d, %v", i, at, found)
+			}
+		}
+		want, there := slices.BinarySearchFunc(keys, []byte(key), bytes.Compare)
+		if at, found := p.find([]byte(key)); at != want || found != there {
+			t.Fatalf("key %q is found at %d, %v; want %d, %v", key, at, found, want, there)
+		}
+		if p.level > 0 {
+			if child := p.child([]byte(key)); child >= 3 {
+				t.Fatalf("child %d of page 3", child)
+			}
+		}
+	})
+}
+
+func FuzzDirentCell(f *testing.F) {
+	for _, d := range []Dirent{put(1, "a", 2, tree.File), hide(1, "b"), opaque(3), put(1, "c", 1<<60, tree.Socket)} {
+		f.Add(direntKey(nil, d.Dir, d.Name), appendDirent(nil, d))
+	}
+	f.Fuzz(func(t *testing.T, key, val []byte) {
+		dir, name, ok := splitDirentKey(key)
+		if !ok {
+			return
+		}
+		d, ok := parseDirent(dir, name == "", val)
+		if !ok {
+			return
+		}
+		d.Name = name
+		if !bytes.Equal(direntKey(nil, d.Dir, d.Name), key) || !bytes.Equal(appendDirent(nil, d), val) {
+			t.Fatalf("two spellings of %+v", d)
+		}
+		w := NewWriter(discard{}, WriterOptions{})
+		defer w.Abort()
+		if err := w.AddDirent(d); err != nil {
+			t.Fatalf("read but not to be written: %v", err)
+		}
+	})
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+func FuzzInodeCell(f *testing.F) {
+	for _, pack := range [][]byte{everythingPack(f, WriterOptions{}), everythingPack(f, WriterOptions{Kind: Base})} {
+		for _, c := range dismantle(f, pack).section(tagInodes).tree(f) {
+			f.Add(c.key, c.val)
+		}
+	}
+	f.Fuzz(func(t *testing.T, key, val []byte) {
+		ino, ok := splitInodeKey(key)
+		if !ok {
+			return
+		}
+		n, ok := parseInode(ino, val)
+		if !ok {
+			return
+		}
+		if got := encodeInode(&n); !bytes.Equal(got, val) {
+			t.Fatalf("two spellings of %+v:\n%x\n%x", n, val, got)
+		}
+		if n.stub {
+			return
+		}
+		if n.link.len > 0 {
+			n.Link = string(bytes.Repeat([]byte("l"), int(n.link.len)))
+		}
+		if err := checkInode(&n.Inode.Inode); err != nil {
+			t.Fatalf("read but not to be written: %v", err)
+		}
+	})
+}
+
+func FuzzXattrs(f *testing.F) {
+	b, err := appendXattrs(nil, []tree.Xattr{{Name: "user.a", Value: []byte("1")}, {Name: "user.b"}})
+	must(f, err)
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		set, ok := parseXattrs(b)
+		if !ok {
+			return
+		}
+		if got, err := appendXattrs(nil, set); err != nil || !bytes.Equal(got, b) {
+			t.Fatalf("two spellings of %+v: %v", set, err)
+		}
+	})
+}
+
+func FuzzRanges(f *testing.F) {
+	f.Add(appendRanges(nil, []tree.Range{{Start: 0, End: 4}, {Start: 9, End: 10}}), uint64(20), uint64(5))
+	f.Add(appendRanges(nil, nil), uint64(20), uint64(0))
+	f.Fuzz(func(t *testing.T, b []byte, size, alloc uint64) {
+		data, ok := parseRanges(b, size, alloc)
+		if !ok {
+			return
+		}
+		if got := appendRanges(nil, data); !bytes.Equal(got, b) {
+			t.Fatalf("two spellings of %+v", data)
+		}
+		normal, sum, err := normalRanges(data, size)
+		if err != nil || sum != alloc || !slices.Equal(normal, data) {
+			t.Fatalf("%+v is not in normal form: %+v, %d, %v", data, normal, sum, err)
+		}
+	})
+}
+
+func FuzzFrameTable(f *testing.F) {
+	f.Add(buildFrames([]frameRecord{{off: 64, stored: 20, raw: 30, crc: 1}, {off: 84, stored: 1, raw: 1}}), uint64(100))
+	f.Fuzz(func(t *testing.T, b []byte, end uint64) {
+		if len(b) >= 4 {
+			binary.LittleEndian.PutUint32(b, checksum(tagFrames, 0, b[4:]))
+		}
+		if checkFrames(b, 0, end) != "" {
+			return
+		}
+		for i := range (len(b) - 4) / frameRecordLen {
+			if r := frameAt(b, i); r.off+uint64(r.stored) > end || r.raw > chunkSize {
+				t.Fatalf("record %d: %+v", i, r)
+			}
+		}
+	})
+}
+
+// FuzzFrame decodes frames that lie about their size.
+func FuzzFrame(f *testing.F) {
+	r := open(f, smallPackOf(f))
+	pack := smallPackOf(f)
+	rec, err := r.frameRecord(0)
+	must(f, err)
+	f.Add(pack[rec.off:rec.off+uint64(rec.stored)], uint32(rec.raw))
+	cache := NewFrameCache(0)
+	f.Fuzz(func(t *testing.T, stored []byte, raw uint32) {
+		raw %= chunkSize + 1
+		out, err := cache.decode(stored, int(raw))
+		if err == nil && len(out) != int(raw) {
+			t.Fatalf("%d bytes, not %d", len(out), raw)
+		}
+		if cap(out) > chunkSize+decodeSlack {
+			t.Fatalf("%d bytes were allocated", cap(out))
+		}
+	})
+}
