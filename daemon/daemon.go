@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,13 +44,13 @@ type Daemon struct {
 	binary  *holder.Binary
 	stash   *fdstore.Client // nil without a parent
 	gateway *gateway.Gateway
+	door    net.Listener // nil until Open is done
 
 	restarts int          // times the parent has replaced the daemon
 	requests atomic.Int64 // in flight
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox // guarded by mu
-	handOver  bool                // guarded by mu
 }
 
 // Open takes up the state directory. Sessions whose holders the parent kept go
@@ -90,6 +91,9 @@ func Open(ctx context.Context, cfg config.Config) (d *Daemon, err error) {
 	}
 	if d.gateway, err = gateway.New(d.gatewayOptions(token)); err != nil {
 		return d, fmt.Errorf("open the gateway: %w", err)
+	}
+	if d.door, err = gateway.Listen(ctx, cfg.Socket()); err != nil {
+		return d, err
 	}
 	return d, nil
 }
@@ -185,22 +189,24 @@ func (d *Daemon) adoptOne(ctx context.Context, item fdstore.Item) error {
 	return ws.Adopt(ctx, st, control, fuse)
 }
 
-// Serve answers requests until ctx ends.
+// Serve answers requests until ctx ends. Those that arrive after Open has
+// returned wait for it.
 func (d *Daemon) Serve(ctx context.Context) error {
-	l, err := gateway.Listen(ctx, d.cfg.Socket())
-	if err != nil {
-		return err
-	}
 	d.emit("daemon.started", nil, "", "", map[string]any{"pid": int64(os.Getpid()), "restarts": int64(d.restarts)})
-	return d.gateway.Serve(ctx, l)
+	return d.gateway.Serve(ctx, d.door)
 }
 
 // Close ends every session with its processes, and lets go of everything, in
 // reverse order of Open.
 func (d *Daemon) Close() error {
 	var errs []error
+	if d.door != nil {
+		if err := d.door.Close(); err != nil && !errors.Is(err, net.ErrClosed) { // Serve closes it
+			errs = append(errs, err)
+		}
+	}
 	for _, s := range d.listSandboxes() {
-		errs = append(errs, s.close(false))
+		errs = append(errs, s.close())
 	}
 	if d.stash != nil {
 		errs = append(errs, d.stash.Close())

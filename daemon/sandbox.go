@@ -330,19 +330,12 @@ func (s *sandbox) destroy() (sessions int, err error) {
 	return sessions, errors.Join(err, os.Remove(filepath.Join(s.dir, "sandbox.json")), os.RemoveAll(s.dir))
 }
 
-// close lets go of the sandbox; its sessions end with it unless the next daemon
-// takes their holders over.
-func (s *sandbox) close(handOver bool) error {
+// close ends every session's processes and lets go of the sandbox; the sessions
+// themselves stay on disk for the next daemon.
+func (s *sandbox) close() error {
 	var errs []error
 	for _, ws := range s.openSessions() {
-		if handOver {
-			errs = append(errs, ws.Release())
-			continue
-		}
 		errs = append(errs, ws.Close())
-	}
-	if handOver {
-		return errors.Join(errs...)
 	}
 	s.oneShots.Wait()
 	if s.store != nil {

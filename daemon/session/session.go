@@ -69,7 +69,7 @@ type Info struct {
 	Workspace string    `json:"workspace"` // absolute path of the view inside
 	Network   string    `json:"network"`
 	Level     string    `json:"trace_level"`
-	Implicit  bool      `json:"implicit"` // made for one command
+	Implicit  bool      `json:"implicit"`          // made for one command
 	Message   string    `json:"message,omitempty"` // of the commit, when Implicit
 	Created   time.Time `json:"created"`
 }
@@ -425,10 +425,4 @@ func (s *Session) Stop() (processes int, err error) {
 func (s *Session) Close() error {
 	_, err := s.Stop()
 	return errors.Join(err, s.record.Close(), s.Workspace.Close())
-}
-
-// Release lets go of the session without ending it: a daemon that is about to
-// be replaced leaves holder, mount and commands to the next one.
-func (s *Session) Release() error {
-	return errors.Join(s.record.Flush(), s.fs.SyncAll())
 }
