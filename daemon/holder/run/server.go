@@ -31,6 +31,7 @@ type server struct {
 	proc  int
 
 	mu        sync.Mutex
+	reaped    *sync.Cond          // on mu; some child has been reaped
 	commands  map[string]*command // guarded by mu
 	stubs     map[int]*command    // guarded by mu; by inner pid of the stub, until reaped
 	forgotten map[string]bool     // guarded by mu
@@ -63,13 +64,15 @@ func newServer(conn *wire.Conn, setup wire.Setup) (*server, error) {
 	if err != nil {
 		return nil, at("open", "/proc", err)
 	}
-	return &server{
+	s := &server{
 		conn: conn, setup: setup, null: null, proc: proc,
 		commands:  make(map[string]*command),
 		stubs:     make(map[int]*command),
 		forgotten: make(map[string]bool),
 		sync:      make(chan uint64, 16),
-	}, nil
+	}
+	s.reaped = sync.NewCond(&s.mu)
+	return s, nil
 }
 
 // serve answers the daemon until its end of the socket is gone, and then ends
@@ -120,7 +123,7 @@ func (s *server) exec(seq uint64, id string, fds []int) {
 	s.mu.Lock()
 	known, again := s.commands[id]
 	switch {
-	case again && known.pid == 0 && known.failure == nil:
+	case again && known.pid == 0:
 		known.waiting = append(known.waiting, seq)
 		s.mu.Unlock()
 		return
@@ -209,6 +212,7 @@ func (s *server) heard(c *command, body wire.Body) {
 	case wire.Failed:
 		if c.pid == 0 && c.failure == nil {
 			c.failure = &b
+			s.dropLocked(c)
 		}
 	case wire.Exited:
 		if c.pid != 0 && c.exit == nil {
@@ -254,13 +258,14 @@ func (s *server) finish(c *command) {
 	clean := c.clean
 	s.mu.Unlock()
 	if !clean {
-		s.sweep()
+		killAll(s.orphans)
 	}
 
 	s.mu.Lock()
 	ran := c.pid != 0
 	if !ran && c.failure == nil {
 		c.failure = &wire.Failed{Step: "start", Errno: uint16(unix.ECHILD), Text: "the command: its stub was killed"}
+		s.dropLocked(c)
 	}
 	var lost wire.Body
 	if ran && c.exit == nil {
@@ -268,46 +273,68 @@ func (s *server) finish(c *command) {
 		lost = *c.exit
 	}
 	waiting, answer := c.takeWaiting()
-	c.gone = true
-	if !ran {
-		delete(s.commands, c.id) // it may be tried again
-	} else if c.acked {
-		s.forgetLocked(c)
-	}
 	s.mu.Unlock()
-
 	for _, seq := range waiting {
 		s.send(seq, answer)
 	}
 	if lost != nil {
 		s.send(0, lost)
 	}
-	if ran {
-		s.send(0, wire.Gone{ID: c.id})
+	if !ran {
+		return
 	}
+
+	if !clean {
+		s.awaitOrphans()
+	}
+	s.mu.Lock()
+	c.gone = true
+	if c.acked {
+		s.forgetLocked(c)
+	}
+	s.mu.Unlock()
+	s.send(0, wire.Gone{ID: c.id})
 }
 
-// sweep kills what has been orphaned to pid 1. Everything that belongs to a
-// living stub is beneath it.
-func (s *server) sweep() {
-	killAll(func() ([]process, error) {
+// orphans lists what lives beneath pid 1 but beneath no stub.
+func (s *server) orphans() ([]process, error) {
+	all, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := descendants(all, s.orphanLocked)
+	for p, st := range all {
+		if s.orphanLocked(p, st) && !st.Dead() {
+			found = append(found, p)
+		}
+	}
+	return found, nil
+}
+
+func (s *server) orphanLocked(p process, st Stat) bool {
+	return st.Parent == 1 && s.stubs[int(p.pid)] == nil
+}
+
+// awaitOrphans waits until killed orphans are reaped.
+func (s *server) awaitOrphans() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
 		all, err := processes()
 		if err != nil {
-			return nil, err
+			return
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		orphan := func(p process, st Stat) bool {
-			return st.Parent == 1 && s.stubs[int(p.pid)] == nil
-		}
-		found := descendants(all, orphan)
+		left := false
 		for p, st := range all {
-			if orphan(p, st) && !st.Dead() {
-				found = append(found, p)
-			}
+			left = left || s.orphanLocked(p, st)
 		}
-		return found, nil
-	})
+		if !left {
+			return
+		}
+		s.reaped.Wait()
+	}
 }
 
 func (s *server) ack(id string) {
@@ -323,6 +350,14 @@ func (s *server) ack(id string) {
 	}
 }
 
+// dropLocked forgets a command that never ran: its id may be tried again.
+func (s *server) dropLocked(c *command) {
+	if s.commands[c.id] == c {
+		delete(s.commands, c.id)
+	}
+}
+
+// forgetLocked forgets a command that has run, but for its id.
 func (s *server) forgetLocked(c *command) {
 	delete(s.commands, c.id)
 	if len(s.order) >= maxForgotten {
@@ -403,6 +438,7 @@ func (s *server) reapOne() bool {
 		c.clean = status.Exited() && status.ExitStatus() == 0
 		close(c.reaped)
 	}
+	s.reaped.Broadcast()
 	return true
 }
 

@@ -160,9 +160,7 @@ func resolve(c wire.Command) (string, error) {
 		}
 	}
 	var denied error = unix.ENOENT
-	for search != "" {
-		var dir string
-		dir, search, _ = strings.Cut(search, ":")
+	for dir := range strings.SplitSeq(search, ":") {
 		switch {
 		case dir == "":
 			dir = c.Dir
