@@ -79,8 +79,8 @@ func (v *view) list(in *fuse.ReadIn, out *fuse.DirEntryList, plus bool) fuse.Sta
 	return fuse.OK
 }
 
-// items collects what an answer of size bytes can hold, and perhaps one more.
-// Attributes are asked for afterwards, outside of the overlay's listing.
+// items collects what an answer of size bytes can hold, and no more, so that the
+// overlay knows where this reader stands.
 func (v *view) items(dir tree.Ino, off uint64, size int, plus bool) ([]item, error) {
 	per := direntSize
 	if plus {
@@ -88,9 +88,11 @@ func (v *view) items(dir tree.Ino, off uint64, size int, plus bool) ([]item, err
 	}
 	var items []item
 	add := func(it item) bool {
+		if size -= per + (len(it.Name)+7)&^7; size < 0 {
+			return false
+		}
 		items = append(items, it)
-		size -= per + (len(it.Name)+7)&^7
-		return size > 0
+		return true
 	}
 	if off < afterSelf {
 		add(item{tree.Dirent{Dir: dir, Name: ".", Ino: dir, Kind: tree.Dir}, afterSelf})

@@ -146,6 +146,11 @@ type Server struct {
 // Serve answers the kernel's INIT, or takes over from the server that answered
 // it, and starts serving. It does not wait for the mount to be used.
 func Serve(o Options) (*Server, error) {
+	return serve(o, func(v *view) fuse.RawFileSystem { return v })
+}
+
+// serve is Serve with something between go-fuse and the view.
+func serve(o Options, wrap func(*view) fuse.RawFileSystem) (*Server, error) {
 	if err := o.check(); err != nil {
 		return nil, fmt.Errorf("serve view: %w", err)
 	}
@@ -160,7 +165,7 @@ func Serve(o Options) (*Server, error) {
 		s.state = initState{level: o.Level, maxWrite: uint32(o.MaxWrite), connection: newNonce(connectionBits)}
 	}
 	s.view = newView(o, s.state.connection)
-	if s.fuse, err = negotiate(&s.state, s.view, o); err != nil {
+	if s.fuse, err = negotiate(&s.state, wrap(s.view), mountOptions(o, s.view), o.FD); err != nil {
 		return nil, fmt.Errorf("serve view: %w", err)
 	}
 	if o.Resume != nil {

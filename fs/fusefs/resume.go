@@ -120,14 +120,14 @@ func (s *initState) hasResend() bool {
 // the kernel and the answer goes back to it. For a resumed one both happened
 // long ago: the request is the remembered one, and the answer, which the kernel
 // goes by still, must come out the same.
-func negotiate(st *initState, v *view, o Options) (*fuse.Server, error) {
+func negotiate(st *initState, raw fuse.RawFileSystem, opts *fuse.MountOptions, fd int) (*fuse.Server, error) {
 	// go-fuse reads with a thread of its own and cannot do with EAGAIN.
-	if err := unix.SetNonblock(o.FD, false); err != nil {
-		return nil, fmt.Errorf("fuse descriptor %d: %w", o.FD, err)
+	if err := unix.SetNonblock(fd, false); err != nil {
+		return nil, fmt.Errorf("fuse descriptor %d: %w", fd, err)
 	}
 	fresh := st.in == nil
 	if fresh {
-		in, err := readInit(o.FD)
+		in, err := readInit(fd)
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +148,7 @@ func negotiate(st *initState, v *view, o Options) (*fuse.Server, error) {
 		unix.Close(theirs)
 		return nil, fmt.Errorf("hand INIT to go-fuse: %w", err)
 	}
-	server, err := fuse.NewServer(v, fmt.Sprintf("/dev/fd/%d", theirs), mountOptions(o, v))
+	server, err := fuse.NewServer(raw, fmt.Sprintf("/dev/fd/%d", theirs), opts)
 	if err != nil {
 		return nil, fmt.Errorf("answer INIT: %w", err)
 	}
@@ -161,13 +161,13 @@ func negotiate(st *initState, v *view, o Options) (*fuse.Server, error) {
 	out = out[:n]
 	if fresh {
 		st.out = out
-		if _, err := unix.Write(o.FD, out); err != nil {
+		if _, err := unix.Write(fd, out); err != nil {
 			return nil, fmt.Errorf("answer INIT: %w", err)
 		}
 	} else if !bytes.Equal(out, st.out) {
 		return nil, errors.New("this program would agree on other things with the kernel than the one that made the connection")
 	}
-	if err := unix.Dup3(o.FD, theirs, unix.O_CLOEXEC); err != nil {
+	if err := unix.Dup3(fd, theirs, unix.O_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("put the connection in place: %w", err)
 	}
 	return server, nil

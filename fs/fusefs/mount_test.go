@@ -1,0 +1,468 @@
+package fusefs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"ephemeral-sandbox/fs/access"
+	"ephemeral-sandbox/fs/overlay"
+	"ephemeral-sandbox/fs/tree"
+)
+
+// The test binary plays three parts: the outer process, which does nothing but
+// start the second in a mount namespace of its own, so that whatever happens no
+// mount is left; the one that runs the tests; and servers that tests start as
+// processes, to be served from outside and to be killed.
+const (
+	roleVar   = "FUSEFS_TEST_ROLE"
+	roleTests = "tests"
+	roleServe = "serve"
+	roleTool  = "tool"
+)
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleVar) {
+	case roleServe:
+		serveMain()
+	case roleTool:
+		toolMain()
+	case roleTests:
+		os.Exit(m.Run())
+	default:
+		os.Exit(inNamespace())
+	}
+}
+
+// inNamespace runs this program again in a mount namespace of its own, as root
+// of a user namespace when it is not root already.
+func inNamespace() int {
+	runtime.LockOSThread() // the child dies with the thread that started it
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), roleVar+"="+roleTests)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	} else {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit) && exit.ExitCode() > 0:
+		return exit.ExitCode()
+	}
+	fmt.Fprintln(os.Stderr, "run the tests in a mount namespace:", err)
+	return 1
+}
+
+// limit is how long a test may be stuck in a view before the connection is cut.
+const limit = 2 * time.Minute
+
+// mounted is a mount without a server.
+type mounted struct {
+	dir string
+	fd  int // of /dev/fuse
+}
+
+// mount opens and mounts /dev/fuse on a fresh directory. The mount goes at the
+// end of the test, and the connection is cut when the test takes too long.
+func mount(t *testing.T) *mounted {
+	t.Helper()
+	dir := t.TempDir()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOENT) {
+		t.Skipf("no view can be mounted here: open /dev/fuse: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions", fd)
+	if err := unix.Mount("sandbox", dir, "fuse.sandbox", unix.MS_NOSUID|unix.MS_NODEV, opts); err != nil {
+		unix.Close(fd)
+		t.Fatalf("mount: %v", err)
+	}
+	m := &mounted{dir: dir, fd: fd}
+	cut := m.abortAfter(t, limit)
+	t.Cleanup(func() {
+		m.unmount()
+		m.closeFD()
+		cut()
+	})
+	return m
+}
+
+func (m *mounted) unmount() { unix.Unmount(m.dir, unix.MNT_DETACH) }
+
+func (m *mounted) closeFD() {
+	if m.fd >= 0 {
+		unix.Close(m.fd)
+		m.fd = -1
+	}
+}
+
+// connection is the number that fusectl knows the mount by.
+func (m *mounted) connection() (string, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) > 4 && f[4] == m.dir {
+			_, minor, _ := strings.Cut(f[2], ":")
+			return minor, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not mounted", m.dir)
+}
+
+// abortAfter cuts the connection after a while unless it is told not to.
+func (m *mounted) abortAfter(t *testing.T, d time.Duration) (stop func()) {
+	t.Helper()
+	ctl := t.TempDir()
+	if err := unix.Mount("none", ctl, "fusectl", 0, ""); err != nil {
+		t.Fatalf("mount fusectl: %v", err)
+	}
+	id, err := m.connection()
+	if err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(d, func() {
+		fmt.Fprintf(os.Stderr, "connection %s is cut: %s took too long\n", id, t.Name())
+		if err := os.WriteFile(filepath.Join(ctl, id, "abort"), []byte("1"), 0); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	})
+	return func() {
+		if !timer.Stop() {
+			t.Errorf("the connection was cut after %v", d)
+		}
+		unix.Unmount(ctl, unix.MNT_DETACH)
+	}
+}
+
+// noPoll has the kernel ask once whether files can be polled. After that it
+// does not ask again, which it would do for the Go runtime in a way that keeps
+// the runtime from answering.
+func (m *mounted) noPoll(t *testing.T) {
+	t.Helper()
+	fd, err := unix.Open(filepath.Join(m.dir, ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inode numbers for sessions of a test, written ahead so that a second server
+// does not hand one out again.
+func allocator(file string) (func() (tree.Ino, error), error) {
+	const block = 1 << 16
+	next := uint64(firstIno)
+	if b, err := os.ReadFile(file); err == nil {
+		if next, err = strconv.ParseUint(string(b), 10, 64); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.WriteFile(file, []byte(strconv.FormatUint(next+block, 10)), 0o600); err != nil {
+		return nil, err
+	}
+	var used atomic.Uint64
+	return func() (tree.Ino, error) {
+		n := used.Add(1)
+		if n >= block {
+			return 0, errors.New("out of inode numbers")
+		}
+		return tree.Ino(next + n), nil
+	}, nil
+}
+
+// local is a view served by the test's own process.
+type local struct {
+	*mounted
+	fs     *overlay.FS
+	server *Server
+	record *access.Recorder
+	log    *lines
+}
+
+// lines collects log lines.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// serveLocal serves lower from this process. edit may change the options.
+// Memory of such a view must not be mapped: a page fault of the runtime's own
+// threads cannot be answered. Nor must it be served under a log that is a file.
+func serveLocal(t *testing.T, lower overlay.Lower, edit func(*Options, *overlay.Options)) *local {
+	t.Helper()
+	m := mount(t)
+	alloc, err := allocator(filepath.Join(t.TempDir(), "inos"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &local{mounted: m, log: &lines{}}
+	if v.record, err = access.Open(t.TempDir(), access.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	oo := overlay.Options{Dir: t.TempDir(), Lower: lower, NewIno: alloc}
+	o := Options{FD: m.fd, Record: v.record, Logger: slog.New(slog.NewTextHandler(v.log, nil))}
+	if edit != nil {
+		edit(&o, &oo)
+	}
+	if v.fs, err = overlay.Open(oo); err != nil {
+		t.Fatal(err)
+	}
+	o.FS = v.fs
+	if v.server, err = Serve(o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		m.unmount()
+		if err := errors.Join(v.server.Close(), v.fs.Close(), v.record.Close()); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("log of the view:\n%s", v.log)
+		}
+	})
+	m.noPoll(t)
+	return v
+}
+
+func (v *local) path(names ...string) string {
+	return filepath.Join(append([]string{v.dir}, names...)...)
+}
+
+// until waits for something that a request brings about which nobody waits
+// for, such as RELEASE. It makes a round trip between looks.
+func (v *local) until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	end := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(v.dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		runtime.Gosched()
+	}
+}
+
+// serverConfig is what a server process is told.
+type serverConfig struct {
+	Dir     string // of the overlay
+	Inos    string
+	Level   string
+	State   string // file that holds the INIT state; resumed from when it exists
+	DieIn   string // method to be killed in
+	DieWhen string // before or after it does its work
+}
+
+// remote is a view served by another process.
+type remote struct {
+	*mounted
+	config serverConfig
+	cmd    *exec.Cmd
+	ready  *os.File
+	stderr *lines
+}
+
+// startServer starts a server process on m and waits until it serves.
+func startServer(t *testing.T, m *mounted, c serverConfig, env ...string) *remote {
+	t.Helper()
+	arg, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devFile := os.NewFile(uintptr(dev), "/dev/fuse")
+	defer devFile.Close()
+	v := &remote{mounted: m, config: c, ready: r, stderr: &lines{}}
+	v.cmd = exec.Command("/proc/self/exe", string(arg))
+	v.cmd.Env = append(append(os.Environ(), roleVar+"="+roleServe), env...)
+	v.cmd.ExtraFiles = []*os.File{devFile, w}
+	v.cmd.Stderr = v.stderr
+	if err := v.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
+		v.cmd.Wait()
+		t.Fatalf("the server did not start: %v\n%s", err, v.stderr)
+	}
+	r.Close()
+	return v
+}
+
+// serveRemote mounts a view and serves it from another process, which ends with
+// the mount and must end well.
+func serveRemote(t *testing.T, level TraceLevel, env ...string) *remote {
+	t.Helper()
+	m := mount(t)
+	dir := t.TempDir()
+	v := startServer(t, m, serverConfig{Dir: filepath.Join(dir, "upper"), Inos: filepath.Join(dir, "inos"), Level: level.String()}, env...)
+	m.closeFD() // so that the connection ends with the server
+	t.Cleanup(func() {
+		m.unmount()
+		if err := v.cmd.Wait(); err != nil {
+			t.Errorf("the server ended with %v", err)
+		}
+		if s := v.stderr.String(); s != "" {
+			t.Errorf("the server said:\n%s", s)
+		}
+	})
+	return v
+}
+
+// kill ends the server as a crash would.
+func (v *remote) kill(t *testing.T) {
+	t.Helper()
+	if err := v.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	v.cmd.Wait()
+}
+
+// serveMain is the server process: descriptor 3 is the mounted /dev/fuse, 4 is
+// where it says that it serves.
+func serveMain() {
+	if err := serveProcess(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func serveProcess() error {
+	var c serverConfig
+	if err := json.Unmarshal([]byte(os.Args[1]), &c); err != nil {
+		return err
+	}
+	level, err := ParseTraceLevel(c.Level)
+	if err != nil {
+		return err
+	}
+	alloc, err := allocator(c.Inos)
+	if err != nil {
+		return err
+	}
+	fs, err := overlay.Open(overlay.Options{Dir: c.Dir, Lower: sampleLower(), NewIno: alloc, KeepOrphans: true})
+	if err != nil {
+		return err
+	}
+	o := Options{FS: fs, FD: 3, Level: level, Op: func(pid uint32) tree.Op { return tree.Op(pid) }}
+	if c.State != "" {
+		if o.Resume, err = os.ReadFile(c.State); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	s, err := serve(o, func(v *view) fuse.RawFileSystem {
+		if c.DieIn == "" {
+			return v
+		}
+		return &dying{view: v, in: c.DieIn, after: c.DieWhen == "after"}
+	})
+	if err != nil {
+		return err
+	}
+	unix.Close(3)
+	if c.State != "" {
+		if err := os.WriteFile(c.State, s.InitState(), 0o600); err != nil {
+			return err
+		}
+	}
+	if _, err := os.NewFile(4, "ready").Write([]byte{1}); err != nil {
+		return err
+	}
+	return errors.Join(s.Close(), fs.Close())
+}
+
+// toolMain does what a test wants done in a process that serves nothing.
+func toolMain() {
+	if err := tools[os.Args[1]](os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// tool runs one of tools as a process of its own.
+func tool(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", append([]string{name}, args...)...)
+	cmd.Env = append(os.Environ(), roleVar+"="+roleTool)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+var tools = map[string]func(args []string) error{
+	// mmap-write FILE TEXT: writes through a shared mapping.
+	"mmap-write": func(args []string) error {
+		fd, err := unix.Open(args[0], unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		m, err := unix.Mmap(fd, 0, len(args[1]), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		copy(m, args[1])
+		return errors.Join(unix.Munmap(m), unix.Close(fd))
+	},
+	// append FILE TEXT: writes at the end.
+	"append": func(args []string) error {
+		fd, err := unix.Open(args[0], unix.O_WRONLY|unix.O_APPEND|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		_, err = unix.Write(fd, []byte(args[1]))
+		return errors.Join(err, unix.Close(fd))
+	},
+}
