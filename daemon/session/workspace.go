@@ -71,10 +71,12 @@ type Commit struct {
 }
 
 // Invalidator tells the kernel that names or inodes of a mounted view changed
-// other than through it. Calls only queue.
+// other than through it. The first two only queue; Drain returns when the
+// kernel knows of everything queued before.
 type Invalidator interface {
 	InvalidateEntry(parent tree.Ino, name string)
 	InvalidateInode(ino tree.Ino)
+	Drain()
 }
 
 // Options are what every workspace of a sandbox shares.
@@ -218,7 +220,9 @@ func (w *Workspace) Close() error {
 	return err
 }
 
-// notify queues the kernel's invalidations after the tree has changed.
+// notify makes the kernel forget what changed other than through it, and
+// returns when it has: who is told of the change sees it. Nothing may be held
+// that a request of the session waits for.
 func (w *Workspace) notify(entries []overlay.Key, inos []tree.Ino) {
 	w.mu.Lock()
 	v := w.view
@@ -232,6 +236,7 @@ func (w *Workspace) notify(entries []overlay.Key, inos []tree.Ino) {
 	for _, ino := range inos {
 		v.InvalidateInode(ino)
 	}
+	v.Drain()
 }
 
 func (w *Workspace) span(ctx context.Context, name string) (context.Context, *telemetry.Span) {
