@@ -425,8 +425,10 @@ func serveProcess() error {
 	return errors.Join(s.Close(), fs.Close())
 }
 
-// toolMain does what a test wants done in a process that serves nothing.
+// toolMain does what a test wants done in a process that serves nothing, once
+// its standard input has ended.
 func toolMain() {
+	io.Copy(io.Discard, os.Stdin)
 	if err := tools[os.Args[1]](os.Args[2:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
