@@ -102,6 +102,9 @@ func TestRequestsPerCall(t *testing.T) {
 				must(t, unix.Close(open(p("suid"), flags)))
 			}
 			must(t, unix.Stat(p("suid"), &st))
+			v.until(t, "the first opens are released", func() bool {
+				return level == TraceSet || v.server.Counts()["RELEASE"] == 2
+			})
 
 			type requests = map[string]uint64
 			with := func(set, more requests) requests {
