@@ -328,7 +328,7 @@ func (r *Reader) scan(t *index, from []byte, fn func(key, value []byte) (bool, e
 	}
 }
 
-// direntSection says where in the pack the leaf of a dirent is, for errors.
+// cellCorrupt is the error about the cell of a key; it names the cell's page.
 func (r *Reader) cellCorrupt(t *index, key []byte, reason string) error {
 	off := t.off
 	if _, no, err := r.leaf(t, key); err == nil {
@@ -685,7 +685,20 @@ func (r *Reader) File(n Inode) (*File, error) {
 	case n.Content != Here || n.loc.reader != r.id:
 		return nil, fmt.Errorf("layer %s: the content of inode %d is elsewhere: %w", r.name, n.Ino, tree.ErrInvalid)
 	}
-	f := &File{r: r, ino: n.Ino, size: n.Size, alloc: n.Alloc, frame: uint64(n.loc.frame), skip: uint64(n.loc.off)}
+	return r.file(storedFile{n.Ino, n.Size, n.Alloc, n.Hash, n.loc})
+}
+
+// storedFile is a file whose bytes are in the pack, without what is not needed
+// to read them.
+type storedFile struct {
+	ino         tree.Ino
+	size, alloc uint64
+	hash        tree.Hash
+	loc         location
+}
+
+func (r *Reader) file(n storedFile) (*File, error) {
+	f := &File{r: r, ino: n.ino, size: n.size, alloc: n.alloc, frame: uint64(n.loc.frame), skip: uint64(n.loc.off)}
 	if n.loc.ranges.len == 0 {
 		return f, nil
 	}
@@ -693,7 +706,7 @@ func (r *Reader) File(n Inode) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, ok := parseRanges(record, n.Size, n.Alloc)
+	data, ok := parseRanges(record, n.size, n.alloc)
 	if !ok {
 		return nil, r.corrupt(tagHeap, r.heap.off+uint64(n.loc.ranges.off), "data ranges are malformed")
 	}

@@ -50,8 +50,8 @@ type verifier struct {
 	*Reader
 	ctx      context.Context
 	problems []error
-	seen     Info    // counted from the records
-	files    []Inode // files whose bytes are here
+	seen     Info         // counted from the records
+	files    []storedFile // files whose bytes are here
 }
 
 // leafPlace is a cell's place in a tree.
@@ -295,10 +295,7 @@ func (v *verifier) inodeRecords() error {
 				return v.cellCorrupt(&v.inodes, key, "files add up to more than a pack can hold")
 			}
 			v.seen.LogicalBytes += int64(n.Size)
-			v.files = append(v.files, Inode{Inode: tree.Inode{
-				Attr: tree.Attr{Ino: ino, Kind: tree.File, Size: n.Size, Alloc: n.Alloc},
-				Hash: n.Hash,
-			}, Content: Here, loc: n.loc})
+			v.files = append(v.files, storedFile{ino, n.Size, n.Alloc, n.Hash, n.loc})
 		}
 		return nil
 	})
@@ -339,8 +336,8 @@ func (v *verifier) frameTable() error {
 // contents decodes every frame once, as far as the order of files allows, and
 // checks the hash of every file.
 func (v *verifier) contents() error {
-	slices.SortFunc(v.files, func(a, b Inode) int {
-		return cmp.Or(cmp.Compare(a.loc.frame, b.loc.frame), cmp.Compare(a.loc.off, b.loc.off), cmp.Compare(a.Ino, b.Ino))
+	slices.SortFunc(v.files, func(a, b storedFile) int {
+		return cmp.Or(cmp.Compare(a.loc.frame, b.loc.frame), cmp.Compare(a.loc.off, b.loc.off), cmp.Compare(a.ino, b.ino))
 	})
 	next := uint64(0) // frame not yet read
 	until := func(end uint64) error {
@@ -356,7 +353,7 @@ func (v *verifier) contents() error {
 	}
 	for _, n := range v.files {
 		first := uint64(n.loc.frame)
-		if n.Alloc > 0 {
+		if n.alloc > 0 {
 			if err := until(min(first, v.frames.count)); err != nil {
 				return err
 			}
@@ -364,38 +361,38 @@ func (v *verifier) contents() error {
 		if err := v.content(n); err != nil && v.add(err) != nil {
 			return err
 		}
-		if n.Alloc > 0 {
-			next = max(next, first+(uint64(n.loc.off)+n.Alloc+chunkSize-1)/chunkSize)
+		if n.alloc > 0 {
+			next = max(next, first+(uint64(n.loc.off)+n.alloc+chunkSize-1)/chunkSize)
 		}
 	}
 	return until(v.frames.count)
 }
 
 // content checks the hash of one file.
-func (v *verifier) content(n Inode) error {
-	f, err := v.File(n)
+func (v *verifier) content(n storedFile) error {
+	f, err := v.file(n)
 	if err != nil {
 		return err
 	}
 	sum := sha256.New()
-	buf := make([]byte, min(n.Size, chunkSize))
-	for off := uint64(0); off < n.Size; {
+	buf := make([]byte, min(n.size, chunkSize))
+	for off := uint64(0); off < n.size; {
 		if err := v.ctx.Err(); err != nil {
 			return err
 		}
-		piece := buf[:min(uint64(len(buf)), n.Size-off)]
+		piece := buf[:min(uint64(len(buf)), n.size-off)]
 		if _, err := f.fill(piece, off); err != nil {
 			return err
 		}
 		sum.Write(piece)
 		off += uint64(len(piece))
 	}
-	if tree.Hash(sum.Sum(nil)) == n.Hash {
+	if tree.Hash(sum.Sum(nil)) == n.hash {
 		return nil
 	}
 	off := v.Reader.data
 	if rec, err := v.frameRecord(uint64(n.loc.frame)); err == nil {
 		off = rec.off
 	}
-	return v.corrupt("data", off, fmt.Sprintf("hash of inode %d differs", n.Ino))
+	return v.corrupt("data", off, fmt.Sprintf("hash of inode %d differs", n.ino))
 }
