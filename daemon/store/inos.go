@@ -153,6 +153,13 @@ func (s *inos) alloc(n uint64) (tree.Ino, error) {
 	return tree.Ino(first), nil
 }
 
+// unused is the lowest number that was not given out.
+func (s *inos) unused() tree.Ino {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return tree.Ino(s.next)
+}
+
 // close gives back what was only reserved.
 func (s *inos) close() error {
 	s.mu.Lock()

@@ -46,9 +46,10 @@ const (
 //
 // What a crash in between leaves is told apart from damage by two rules. A
 // record that was durable once is followed by others or is whole: so a bad
-// record with a sound one behind it is damage. And disks write whole sectors:
-// so a bad last record that was torn has a sector that is still all zero, and
-// one that has none was damaged. A torn record is cut off, damage is refused.
+// record with a sound one behind it is damage. And disks write whole sectors,
+// writes that are cut short their beginning: so a bad last record that was torn
+// has a sector that is still all zero, or no checksum at its end, and one with
+// neither was damaged. A torn record is cut off, damage is refused.
 // A last record that is damaged and holds a sector of zeros by its nature is
 // taken for torn; packs are compressed, so that next to none does.
 type fileLog struct {
@@ -341,9 +342,13 @@ func findRecord(b []byte, from int, number uint64) int {
 	return -1
 }
 
-// hasUnwritten reports whether a sector that b, lying at off, takes part in has
-// only zeros of it.
+// hasUnwritten reports whether b, a record or its header lying at off, was not
+// written in full: its checksum, the last 4 bytes, is zero, or a sector that it
+// takes part in has only zeros of it.
 func hasUnwritten(b []byte, off int64) bool {
+	if allZero(b[len(b)-4:]) {
+		return true
+	}
 	for len(b) > 0 {
 		n := min(int64(len(b)), sector-off%sector)
 		if allZero(b[:n]) {

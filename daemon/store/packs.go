@@ -266,12 +266,12 @@ func (s *Store) seal(kind layerfmt.PackKind, inlineMax int, build func(w *layerf
 	out := &spill{disk: s.disk, limit: inlineMax}
 	l := &Sealed{store: s}
 	w := layerfmt.NewWriter(out, layerfmt.WriterOptions{Kind: kind, Workers: s.opts.Workers})
+	defer w.Abort()
 	err := build(w)
 	if err == nil {
 		l.info, err = w.Finish()
 	}
 	if err != nil {
-		w.Abort()
 		return nil, errors.Join(err, out.close())
 	}
 	if out.temp == nil {

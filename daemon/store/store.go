@@ -537,6 +537,9 @@ func (s *Store) Advance(parent uint64, l *Sealed, m CommitMeta) (c Commit, won b
 	if head.Number != parent {
 		return Commit{}, false, nil
 	}
+	if next := s.inos.unused(); l.info.MaxIno >= next {
+		return Commit{}, false, fmt.Errorf("advance with a layer that holds inode %d, not given out yet: %w", l.info.MaxIno, tree.ErrInvalid)
+	}
 	number := parent + 1
 	reader, err := s.openPack(l.source, l.info.StoredBytes, number)
 	if err != nil {
