@@ -1,0 +1,17 @@
+// Command sandbox-observability-cli is the observability surface of the operation
+// catalogue on the command line.
+package main
+
+import (
+	"context"
+	"os"
+
+	"ephemeral-sandbox/cli/command"
+	"ephemeral-sandbox/daemon/catalog"
+)
+
+func main() {
+	os.Exit(command.Main(func(ctx context.Context, app command.App) int {
+		return command.Surface(ctx, app, catalog.Observability)
+	}))
+}
