@@ -54,7 +54,7 @@ func newJudge(base View, baseCommit uint64, head HeadView, session View, d Delta
 		changes:    make(map[tree.Ino]InodeChange, len(d.Inodes)),
 		places:     map[tree.Ino]place{tree.RootIno: {base: tree.RootIno, head: tree.RootIno, target: tree.RootIno}},
 		sessionDir: map[tree.Ino]tree.Ino{tree.RootIno: tree.RootIno},
-		puts:       map[Key]tree.Dirent{}, absorbed: map[tree.Ino]bool{}, deleted: map[tree.Ino]spot{},
+		puts:       map[Key]tree.Dirent{}, known: map[unit]bool{}, targets: map[tree.Ino]bool{}, absorbed: map[tree.Ino]bool{}, deleted: map[tree.Ino]spot{},
 		lost: map[tree.Ino][]string{}, plans: map[tree.Ino]*InodePlan{}, affected: map[tree.Ino]bool{},
 		reported: map[tree.Ino]bool{}, merged: map[string]bool{}, converged: map[string]bool{},
 	}
