@@ -88,16 +88,26 @@ func (s *story) begin(ctx context.Context, dir string) error {
 	if err := s.rig.Start(ctx); err != nil {
 		return err
 	}
-	watched := *s.rig
-	watched.Stderr = os.Stderr // where the import tells of its progress
 	began := time.Now()
-	sb, err := watched.CreateSandbox(ctx, dir)
+	sb, err := s.rig.ImportSandbox(ctx, dir, s.importing())
 	if err != nil {
 		return err
 	}
 	s.sandbox = sb.ID
 	s.say("Imported %d files, %s, as %s, stored in %s, in %.1f s.", sb.Files, size(sb.Bytes), sb.Commit, size(sb.StoredBytes), time.Since(began).Seconds())
 	return nil
+}
+
+// importing returns what shows the progress of an import: one line for each
+// step that is large enough to be news.
+func (s *story) importing() func(files int64) {
+	next := int64(1000)
+	return func(files int64) {
+		if files >= next {
+			s.say("  ... %d files", files)
+			next = files + max(1000, files/4)
+		}
+	}
 }
 
 // size writes a number of bytes for people.

@@ -64,6 +64,16 @@ esac
 	}
 }
 
+func TestImportReports(t *testing.T) {
+	r := fakePrograms(t, `echo '{"progress":{"done":5,"unit":"files"}}' >&2; echo noise >&2
+printf '{"progress":{"done"' >&2; echo ':9}}' >&2; echo '{"sandbox_id":"s"}'`)
+	var seen []int64
+	s, err := r.ImportSandbox(t.Context(), "d", func(n int64) { seen = append(seen, n) })
+	if err != nil || s.ID != "s" || len(seen) != 2 || seen[1] != 9 {
+		t.Errorf("%+v, %v, reports %v", s, err, seen)
+	}
+}
+
 func TestNewNamesWhatIsMissing(t *testing.T) {
 	if _, err := New(t.TempDir(), "", nil); err == nil || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("empty directory: %v", err)

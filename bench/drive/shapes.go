@@ -1,6 +1,7 @@
 package drive
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"strconv"
@@ -205,6 +206,41 @@ func (r *Rig) CreateSandbox(ctx context.Context, dir string) (Sandbox, error) {
 	var s Sandbox
 	err := r.Call(ctx, &s, Manager, "create_sandbox", "--workspace-root", dir)
 	return s, err
+}
+
+// ImportSandbox is CreateSandbox with reports of how many files were read.
+func (r *Rig) ImportSandbox(ctx context.Context, dir string, report func(files int64)) (Sandbox, error) {
+	watched := *r
+	watched.Stderr = &progressLines{report: report}
+	var s Sandbox
+	err := watched.Call(ctx, &s, Manager, "create_sandbox", "--progress", "--workspace-root", dir)
+	return s, err
+}
+
+// progressLines is a writer that picks the progress documents out of what a
+// program writes to standard error.
+type progressLines struct {
+	report func(done int64)
+	rest   []byte
+}
+
+func (p *progressLines) Write(b []byte) (int, error) {
+	p.rest = append(p.rest, b...)
+	for {
+		line, rest, ok := bytes.Cut(p.rest, []byte("\n"))
+		if !ok {
+			return len(b), nil
+		}
+		p.rest = rest
+		var doc struct {
+			Progress *struct {
+				Done int64 `json:"done"`
+			} `json:"progress"`
+		}
+		if json.Unmarshal(line, &doc) == nil && doc.Progress != nil {
+			p.report(doc.Progress.Done)
+		}
+	}
 }
 
 // CreateSession opens a session on the head.
