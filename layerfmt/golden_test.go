@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -184,6 +185,29 @@ func TestBytesDependOnCallsOnly(t *testing.T) {
 	})
 	if !bytes.Equal(ab, ba) {
 		t.Error("the order of dirents and inodes without content shows in the pack")
+	}
+}
+
+func TestReaderTellsOfItself(t *testing.T) {
+	pack := everythingPack(t, WriterOptions{Kind: Base})
+	r, err := Open(bytes.NewReader(pack), int64(len(pack)), ReaderOptions{})
+	must(t, err)
+	if got := r.ID().String()[:16]; r.Name() != got {
+		t.Errorf("a layer without a name is called %q, its id begins %q", r.Name(), got)
+	}
+	if r := open(t, pack); r.Name() != "test" {
+		t.Errorf("the layer is called %q", r.Name())
+	}
+	if major, minor := r.Version(); major != versionMajor || minor != versionMinor {
+		t.Errorf("version %d.%d", major, minor)
+	}
+	if r.Info().Kind != Base || r.Info().StoredBytes != int64(len(pack)) {
+		t.Errorf("info %+v", r.Info())
+	}
+	deps, err := r.Foreign()
+	must(t, err)
+	if want := []PackID{{0: 0xab}, {0: 0xcd}}; !slices.Equal(deps, want) {
+		t.Errorf("foreign packs %v, want %v", deps, want)
 	}
 }
 

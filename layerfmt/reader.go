@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"sort"
-	"sync"
 	"sync/atomic"
 
 	"ephemeral-sandbox/fs/tree"
@@ -45,8 +44,7 @@ type Reader struct {
 	dirents, inodes index
 	frames, heap    section
 
-	depsMu sync.Mutex
-	deps   []PackID // guarded by depsMu; nil until wanted
+	deps atomic.Pointer[[]PackID] // nil until wanted
 }
 
 // index is one tree of a pack.
@@ -557,11 +555,12 @@ func (r *Reader) record(h heapRef) ([]byte, error) {
 // Foreign lists the packs that files of this one have their bytes in. The list
 // is shared and must not be changed.
 func (r *Reader) Foreign() ([]PackID, error) {
-	r.depsMu.Lock()
-	defer r.depsMu.Unlock()
+	if deps := r.deps.Load(); deps != nil {
+		return *deps, nil
+	}
 	s, found := r.find(tagDeps)
-	if !found || r.deps != nil {
-		return r.deps, nil
+	if !found {
+		return nil, nil
 	}
 	data, err := r.load(s)
 	if err != nil {
@@ -571,7 +570,7 @@ func (r *Reader) Foreign() ([]PackID, error) {
 	for ; len(data) > 0; data = data[len(PackID{}):] {
 		deps = append(deps, PackID(data[:len(PackID{})]))
 	}
-	r.deps = deps
+	r.deps.Store(&deps) // two who load it at once load the same
 	return deps, nil
 }
 
