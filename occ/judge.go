@@ -40,6 +40,7 @@ type judge struct {
 	lost     map[tree.Ino][]string
 	plans    map[tree.Ino]*InodePlan
 	affected map[tree.Ino]bool // inodes whose link count may change
+	entered  map[tree.Ino]bool // directories of the session with changed entries
 
 	conflicts []Conflict
 	reported  map[tree.Ino]bool // session inodes that have a modify/delete conflict
@@ -55,7 +56,7 @@ func newJudge(base View, baseCommit uint64, head HeadView, session View, d Delta
 		places:     map[tree.Ino]place{tree.RootIno: {base: tree.RootIno, head: tree.RootIno, target: tree.RootIno}},
 		sessionDir: map[tree.Ino]tree.Ino{tree.RootIno: tree.RootIno},
 		puts:       map[Key]tree.Dirent{}, known: map[unit]bool{}, targets: map[tree.Ino]bool{}, absorbed: map[tree.Ino]bool{}, deleted: map[tree.Ino]spot{},
-		lost: map[tree.Ino][]string{}, plans: map[tree.Ino]*InodePlan{}, affected: map[tree.Ino]bool{},
+		lost: map[tree.Ino][]string{}, plans: map[tree.Ino]*InodePlan{}, affected: map[tree.Ino]bool{}, entered: map[tree.Ino]bool{},
 		reported: map[tree.Ino]bool{}, merged: map[string]bool{}, converged: map[string]bool{},
 	}
 	j.base, j.head, j.session = newSide(base, &j.err), newSide(head, &j.err), newSide(session, &j.err)
@@ -71,7 +72,7 @@ func (j *judge) run(d Delta) (*Verdict, error) {
 		return compareKeys(Key{a.Dir, a.Name}, Key{b.Dir, b.Name})
 	})
 	for _, c := range dirents {
-		j.affected[c.Was] = true
+		j.affected[c.Was], j.entered[c.Dir] = true, true
 		if j.session.alive(c.Dir) {
 			j.entry(c.Dir, c.Name)
 		} else {
@@ -415,6 +416,12 @@ func (j *judge) headChanged(x tree.Ino) bool {
 	return !sameMeta(b, h) || b.Kind != tree.Dir && !sameContent(j.base, b, j.head, h)
 }
 
+// contentKept reports whether the session has the content of base inode b as it
+// was. The delta tells whether a file's bytes were touched at all.
+func (j *judge) contentKept(b, s tree.Inode) bool {
+	return b.Ino == s.Ino && s.Kind == tree.File && !j.changes[s.Ino].Data || sameContent(j.base, b, j.session, s)
+}
+
 // inPlace makes the units of an inode that both base and session have.
 func (j *judge) inPlace(c InodeChange) {
 	x := c.Ino
@@ -423,7 +430,7 @@ func (j *judge) inPlace(c InodeChange) {
 		return
 	}
 	b, s := j.base.inode(x), j.session.inode(x)
-	if sameMeta(b, s) && (!c.Data || sameContent(j.base, b, j.session, s)) {
+	if sameMeta(b, s) && j.contentKept(b, s) {
 		return
 	}
 	var at Key

@@ -232,6 +232,12 @@ func (j *judge) planUpper(v *Verdict, d Delta) *Plan {
 			plan.DropInodes = append(plan.DropInodes, c.Ino)
 		}
 	}
+	for x := range j.deleted {
+		// The upper knows it as deleted; it is back with the head's version.
+		if _, listed := j.changes[x]; !listed && !planned[x] && merged.alive(x) {
+			plan.DropInodes = append(plan.DropInodes, x)
+		}
+	}
 	slices.Sort(plan.DropInodes)
 	return plan
 }

@@ -23,8 +23,17 @@ func newSide(v View, err *error) *side {
 	}
 }
 
+// note keeps an error unless it says that something is not there: a directory of
+// one side may be unknown to another, or be no directory there.
 func (s *side) note(err error) {
-	if err != nil && *s.err == nil && !errors.Is(err, tree.ErrNotExist) {
+	if !errors.Is(err, tree.ErrNotExist) && !errors.Is(err, tree.ErrNotDir) && !errors.Is(err, tree.ErrStale) {
+		s.fail(err)
+	}
+}
+
+// fail keeps an error, of which only the first counts.
+func (s *side) fail(err error) {
+	if *s.err == nil {
 		*s.err = err
 	}
 }
@@ -133,14 +142,14 @@ func (s *side) hash(n tree.Inode) tree.Hash {
 		return h
 	}
 	h, err := s.view.Hash(n.Ino)
-	s.note(err)
+	s.fail(err)
 	s.sums[n.Ino] = h
 	return h
 }
 
 func (s *side) content(ino tree.Ino) []byte {
 	b, err := s.view.Content(ino)
-	s.note(err)
+	s.fail(err)
 	return b
 }
 

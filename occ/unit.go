@@ -155,7 +155,7 @@ func (j *judge) mergeVersions(u unit) result {
 		out.From = sourceOf(s)
 		return r
 	}
-	sessionSame := u.base != 0 && (u.session == u.base && !j.changes[u.base].Data || sameContent(j.base, b, j.session, s))
+	sessionSame := u.base != 0 && j.contentKept(b, s)
 	headSame := u.base != 0 && (kept || sameContent(j.base, b, j.head, h))
 	switch {
 	case s.Kind == tree.Dir:

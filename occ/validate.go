@@ -3,6 +3,7 @@ package occ
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"ephemeral-sandbox/fs/tree"
 )
@@ -124,6 +125,9 @@ func (j *judge) finish(inos []InodeChange) *Verdict {
 		if ino != 0 && j.plans[ino] == nil && j.head.alive(ino) && m.alive(ino) {
 			if h := j.head.inode(ino); h.Kind != tree.Dir && m.links(ino) != int(h.Nlink) {
 				p := InodePlan{Inode: h, HeadIno: ino, Path: j.head.pathOf(ino)}
+				if j.session.alive(ino) {
+					p.SessionIno = ino
+				}
 				j.takeHead(&p, h)
 				p.Ctime = later(h.Ctime, j.session.inode(ino).Ctime)
 				j.plans[ino] = &p
@@ -146,19 +150,12 @@ func (j *judge) finish(inos []InodeChange) *Verdict {
 		v.Inodes = append(v.Inodes, *p)
 	}
 	for _, c := range inos {
-		if j.plans[c.Ino] == nil && m.alive(c.Ino) && j.timesOnly(c) {
+		if j.plans[c.Ino] == nil && !j.entered[c.Ino] && m.alive(c.Ino) && j.timesOnly(c) &&
+			j.session.inode(c.Ino).Mtime != j.base.inode(c.Ino).Mtime {
 			v.TimeOnly++
 		}
 	}
-	slices.SortStableFunc(v.Conflicts, func(a, b Conflict) int {
-		if a.Path != b.Path {
-			if a.Path < b.Path {
-				return -1
-			}
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(v.Conflicts, func(a, b Conflict) int { return strings.Compare(a.Path, b.Path) })
 	return v
 }
 
@@ -187,9 +184,9 @@ func (j *judge) touchDir(ino tree.Ino) {
 // timesOnly reports whether the session changed nothing of an inode that counts
 // but its times.
 func (j *judge) timesOnly(c InodeChange) bool {
-	if c.New || !j.base.alive(c.Ino) {
+	if c.New || !j.base.alive(c.Ino) || !j.session.alive(c.Ino) {
 		return false
 	}
 	b, s := j.base.inode(c.Ino), j.session.inode(c.Ino)
-	return sameMeta(b, s) && (!c.Data || sameContent(j.base, b, j.session, s))
+	return sameMeta(b, s) && j.contentKept(b, s)
 }
