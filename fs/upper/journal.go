@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"os"
 	"sync"
 
@@ -90,12 +91,36 @@ func parseHeader(b []byte) (salt, checkpoint uint64, ok bool) {
 	return salt, checkpoint, string(b[:headerSize]) == string(appendHeader(nil, salt, checkpoint))
 }
 
+// logFile is what a journal needs of its file.
+type logFile interface {
+	io.WriterAt
+	io.Closer
+	Truncate(size int64) error
+	Datasync() error
+}
+
+// diskFile is a file of the host. Closing it waits for a Datasync under way;
+// one that comes later answers os.ErrClosed.
+type diskFile struct{ *os.File }
+
+func (d diskFile) Datasync() error {
+	raw, err := d.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var result error
+	if err := raw.Control(func(fd uintptr) { result = unix.Fdatasync(int(fd)) }); err != nil {
+		return err
+	}
+	return result
+}
+
 // journal appends frames to a file. Append and replace are called by one
 // goroutine at a time; sync may run beside them.
 type journal struct {
 	mu     sync.Mutex // guards all below, so that file is not swapped under a sync
 	seal   seal
-	file   *os.File
+	file   logFile
 	size   int64
 	synced int64 // bytes known durable
 	broken error // set once an outcome is unknown
@@ -140,29 +165,24 @@ func (j *journal) sync() error {
 		j.mu.Unlock()
 		return broken
 	}
-	// The descriptor is duplicated so that a checkpoint may replace and close
-	// the file meanwhile; the checkpoint is durable by itself.
-	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	j.mu.Unlock()
-	if err != nil {
-		return fmt.Errorf("sync journal: %w", err)
-	}
-	err = errors.Join(unix.Fdatasync(fd), unix.Close(fd))
+	err := file.Datasync()
 
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.file != file {
+		return j.broken // a checkpoint took its place, and that was durable
+	}
 	if err != nil {
 		j.broken = fmt.Errorf("sync journal, outcome unknown until it is reopened: %w", err)
 		return j.broken
 	}
-	if j.file == file {
-		j.synced = max(j.synced, size)
-	}
+	j.synced = max(j.synced, size)
 	return nil
 }
 
 // replace makes file, durable and size bytes long, the journal.
-func (j *journal) replace(file *os.File, size int64, s seal) {
+func (j *journal) replace(file logFile, size int64, s seal) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	_ = j.file.Close() // nothing in it counts any more

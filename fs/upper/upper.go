@@ -149,11 +149,11 @@ func (u *Upper) open(base uint64) error {
 		if err != nil {
 			return err
 		}
-		u.journal, u.floor = &journal{file: file, size: size, synced: size, seal: seal}, size
+		u.journal, u.floor = &journal{file: diskFile{file}, size: size, synced: size, seal: seal}, size
 	case err != nil:
 		return fmt.Errorf("open journal: %w", err)
 	default:
-		u.journal = &journal{file: file}
+		u.journal = &journal{file: diskFile{file}}
 		if err := u.replay(); err != nil {
 			return err
 		}
@@ -446,7 +446,7 @@ func (u *Upper) compact() {
 		return
 	}
 	u.floor = size
-	u.journal.replace(file, size, seal)
+	u.journal.replace(diskFile{file}, size, seal)
 }
 
 // checkpointFrame is about how many bytes of a checkpoint go into one frame.
