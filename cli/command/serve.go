@@ -121,6 +121,9 @@ func (s *sandboxd) serveChild(ctx context.Context, cfg config.Config) (err error
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	if err := syscall.SetNonblock(lifelineFD, true); err != nil { // lets Close end the Read
+		return fmt.Errorf("lifeline: %w", err)
+	}
 	life := os.NewFile(lifelineFD, "lifeline")
 	gone := make(chan struct{})
 	go func() { // ends with the parent, or when life is closed
