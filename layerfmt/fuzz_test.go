@@ -2,6 +2,7 @@ package layerfmt
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"slices"
 	"testing"
@@ -11,14 +12,15 @@ import (
 
 func appendUV(v uint64) []byte { return binary.AppendUvarint(nil, v) }
 
-// FuzzOpen mutates whole packs. seal makes the fuzzer's work pass the pack id
-// and the checksums of trailer and header, so that it gets further in.
+// FuzzOpen mutates whole packs. With seal, every checksum and hash that can be
+// found is made right again, so that what the fuzzer changed is looked at.
 func FuzzOpen(f *testing.F) {
 	for _, pack := range [][]byte{smallPackOf(f), everythingPack(f, WriterOptions{Kind: Base}), everythingPack(f, WriterOptions{})} {
 		f.Add(pack, false)
 		f.Add(pack, true)
 	}
 	f.Fuzz(func(t *testing.T, pack []byte, seal bool) {
+		pack = bytes.Clone(pack)
 		if seal {
 			resealPack(pack)
 		}
@@ -33,8 +35,8 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// resealPack gives a changed pack a right header checksum, pack id and trailer,
-// as far as its trailer still points somewhere.
+// resealPack gives a changed pack right checksums, as far as its parts can
+// still be found.
 func resealPack(pack []byte) {
 	n := len(pack)
 	if n < headerLen+skippableLen+trailerLen {
@@ -46,10 +48,52 @@ func resealPack(pack []byte) {
 		return
 	}
 	binary.LittleEndian.PutUint32(pack[60:], crcOf(pack[:60]))
-	table := pack[n-trailerLen-tocLen : n-trailerLen]
-	end := trailer{tocOff: uint64(n - trailerLen - tocLen), tocLen: uint32(tocLen), id: packID(pack[:headerLen], table)}
+	at := n - trailerLen - tocLen
+	table := pack[at : n-trailerLen]
+	appendSkippable(pack[at-skippableLen:at-skippableLen], skippableTOC, tocLen+trailerLen)
+	if toc, reason, err := parseTOC(table, uint64(at-skippableLen)); reason == "" && err == nil {
+		for i := range toc.sections {
+			s := &toc.sections[i]
+			appendSkippable(pack[s.off-skippableLen:s.off-skippableLen], skippableSection, int(s.stored))
+			resealSection(pack, s)
+			s.hash = sha256.Sum256(pack[s.off : s.off+s.stored])
+		}
+		copy(table, toc.appendTo(nil))
+	}
+	end := trailer{tocOff: uint64(at), tocLen: uint32(tocLen), id: packID(pack[:headerLen], table)}
 	b := end.bytes()
 	copy(tail, b[:])
+}
+
+func resealSection(pack []byte, s *section) {
+	le := binary.LittleEndian
+	switch s.name {
+	case tagDirents, tagInodes:
+		t := index{section: *s}
+		for no := range uint32(s.pages()) {
+			off, n := t.pageAt(no)
+			p := pack[off : off+n]
+			if len(p) < pageHeadLen {
+				continue
+			}
+			if used := int(le.Uint16(p[4:])); used >= pageHeadLen && used <= len(p) {
+				le.PutUint32(p, checksum(s.name, no, p[4:used]))
+			}
+		}
+	case tagFrames:
+		for at := uint64(0); at < s.raw; at += framePieceLen {
+			piece := pack[s.off+at : s.off+min(at+framePieceLen, s.raw)]
+			no := uint32(at / framePieceLen)
+			for i := range (len(piece) - 4) / frameRecordLen {
+				f := frameAt(piece, i)
+				if f.off < uint64(len(pack)) && uint64(f.stored) <= uint64(len(pack))-f.off {
+					crc := frameCRC(pack[f.off:f.off+uint64(f.stored)], no*framesPerPiece+uint32(i))
+					le.PutUint32(piece[4+i*frameRecordLen+16:], crc)
+				}
+			}
+			le.PutUint32(piece, checksum(s.name, no, piece[4:]))
+		}
+	}
 }
 
 func FuzzTOC(f *testing.F) {
