@@ -36,6 +36,7 @@ type judge struct {
 	known    map[unit]bool     // units but for their entries
 	targets  map[tree.Ino]bool // of units
 	absorbed map[tree.Ino]bool // base inodes whose content went into another inode
+	turned   map[tree.Ino]bool // base inodes that became another type of file
 	deleted  map[tree.Ino]spot // base inodes that the session has no more
 	lost     map[tree.Ino][]string
 	plans    map[tree.Ino]*InodePlan
@@ -55,7 +56,7 @@ func newJudge(base View, baseCommit uint64, head HeadView, session View, d Delta
 		changes:    make(map[tree.Ino]InodeChange, len(d.Inodes)),
 		places:     map[tree.Ino]place{tree.RootIno: {base: tree.RootIno, head: tree.RootIno, target: tree.RootIno}},
 		sessionDir: map[tree.Ino]tree.Ino{tree.RootIno: tree.RootIno},
-		puts:       map[Key]tree.Dirent{}, known: map[unit]bool{}, targets: map[tree.Ino]bool{}, absorbed: map[tree.Ino]bool{}, deleted: map[tree.Ino]spot{},
+		puts:       map[Key]tree.Dirent{}, known: map[unit]bool{}, targets: map[tree.Ino]bool{}, absorbed: map[tree.Ino]bool{}, turned: map[tree.Ino]bool{}, deleted: map[tree.Ino]spot{},
 		lost: map[tree.Ino][]string{}, plans: map[tree.Ino]*InodePlan{}, affected: map[tree.Ino]bool{}, entered: map[tree.Ino]bool{},
 		reported: map[tree.Ino]bool{}, merged: map[string]bool{}, converged: map[string]bool{},
 	}
@@ -129,14 +130,22 @@ func (j *judge) place(dir tree.Ino) place {
 		p = j.placeNew(dir, name)
 	}
 	j.places[dir] = p
-	if p.gone != 0 && p.target == 0 && j.resolve != nil {
-		p.target = j.remake(dir, name)
-		j.places[dir] = p
-	}
 	if p.target != 0 {
 		j.sessionDir[p.target] = dir
 	}
 	return p
+}
+
+// targetOf is the directory of the merged tree that takes entries of the
+// session's dir. One that the head has removed is made again for a refresh.
+func (j *judge) targetOf(dir tree.Ino) tree.Ino {
+	p := j.place(dir)
+	if p.target == 0 && p.gone != 0 && j.resolve != nil {
+		p.target = j.remake(dir)
+		j.places[dir] = p
+		j.sessionDir[p.target] = dir
+	}
+	return p.target
 }
 
 // placeNew places a directory that the session made: over the base directory
@@ -161,7 +170,7 @@ func (j *judge) placeNew(dir tree.Ino, name tree.Dirent) place {
 }
 
 // headOfBase is the head's directory in the place of a base directory: itself
-// while it lives, else the one that the head put there, else 0.
+// while it lives, else one that the head made there, else 0.
 func (j *judge) headOfBase(dir tree.Ino) tree.Ino {
 	if j.head.alive(dir) {
 		return dir
@@ -170,7 +179,7 @@ func (j *judge) headOfBase(dir tree.Ino) tree.Ino {
 	if len(names) == 0 {
 		return 0
 	}
-	if d := j.head.at(j.headOfBase(names[0].Dir), names[0].Name); d.Kind == tree.Dir {
+	if d := j.head.at(j.headOfBase(names[0].Dir), names[0].Name); d.Kind == tree.Dir && !j.base.alive(d.Ino) {
 		return d.Ino
 	}
 	return 0
@@ -203,9 +212,9 @@ func (j *judge) entry(dir tree.Ino, name string) {
 		if s.Ino != 0 && s.Ino != b.Ino {
 			j.lost[p.gone] = append(j.lost[p.gone], j.session.path(at))
 			if s.Kind == tree.Dir {
-				s.Ino = j.place(s.Ino).target
+				s.Ino = j.targetOf(s.Ino)
 			}
-			j.set(Key{p.target, name}, s.Ino, s.Kind)
+			j.set(Key{j.targetOf(dir), name}, s.Ino, s.Kind)
 		}
 		return
 	}
@@ -283,7 +292,7 @@ func (j *judge) mergeEntry(e entry) tree.Dirent {
 func (j *judge) removedHere(e entry) tree.Dirent {
 	switch {
 	case j.session.alive(e.b.Ino): // 16: moved away, the content of h follows
-		if z, _ := j.replacement(e.b.Ino); z == e.h.Ino {
+		if j.replacement(e.b.Ino) == e.h.Ino {
 			return tree.Dirent{}
 		}
 		return e.h
@@ -354,11 +363,14 @@ func (j *judge) arrive(e entry) tree.Dirent {
 	if !j.base.alive(s) || j.head.alive(s) {
 		return e.s
 	}
-	if z, k := j.replacement(s); z != 0 {
-		if j.session.alive(k.Dir) && j.session.at(k.Dir, k.Name).Ino == s {
-			return tree.Dirent{Ino: z, Kind: e.s.Kind} // a new link to what the head made of it
-		}
-		j.addUnit(unit{base: s, head: z, session: s, target: s, at: e.at, to: e.to}) // 16
+	switch z := j.replacement(s); {
+	case j.keepsName(s):
+		return e.s // a new link keeps a file that the head has unlinked
+	case z == 0:
+	case e.s.Kind == tree.Dir: // 16: it is the head's new directory that moves
+		return tree.Dirent{Ino: z, Kind: tree.Dir}
+	default: // 16
+		j.addUnit(unit{base: s, head: z, session: s, target: s, at: e.at, to: e.to})
 		return e.s
 	}
 	j.modifyDelete(e.at, s, s)
@@ -369,18 +381,25 @@ func (j *judge) arrive(e entry) tree.Dirent {
 }
 
 // replacement is the inode that the head put in the place of base inode x,
-// which it has no more, and one entry of the base where that happened.
-func (j *judge) replacement(x tree.Ino) (tree.Ino, Key) {
+// which it has no more.
+func (j *judge) replacement(x tree.Ino) tree.Ino {
 	if j.head.alive(x) {
-		return 0, Key{}
+		return 0
 	}
 	for _, n := range j.base.namesOf(x) {
 		h := j.head.at(j.headOfBase(n.Dir), n.Name)
-		if h.Ino != 0 && h.Kind == n.Kind && n.Kind != tree.Dir {
-			return h.Ino, Key{n.Dir, n.Name}
+		if h.Ino != 0 && h.Kind == n.Kind && (n.Kind != tree.Dir || !j.base.alive(h.Ino)) {
+			return h.Ino
 		}
 	}
-	return 0, Key{}
+	return 0
+}
+
+// keepsName reports whether the session has x under a name of the base.
+func (j *judge) keepsName(x tree.Ino) bool {
+	return slices.ContainsFunc(j.base.namesOf(x), func(n tree.Dirent) bool {
+		return j.session.alive(n.Dir) && j.session.at(n.Dir, n.Name).Ino == x
+	})
 }
 
 // modifyDelete reports that the session changed or moved what the head deleted.
@@ -469,7 +488,7 @@ func (j *judge) inPlace(c InodeChange) {
 	} else {
 		j.modifyDelete(at, x, x) // 8
 	}
-	j.set(to, x, s.Kind)
+	j.set(Key{j.targetOf(at.Dir), at.Name}, x, s.Kind)
 }
 
 // renames finds files and directories that both sides moved, to two places.
@@ -522,7 +541,9 @@ func (j *judge) rename(x tree.Ino) {
 	})
 	if j.resolve != nil {
 		for _, k := range added {
-			j.set(k, 0, 0)
+			if d, changed := j.puts[k]; !changed || d.Ino == x {
+				j.set(k, 0, 0)
+			}
 		}
 	}
 }
@@ -543,9 +564,11 @@ func (j *judge) deletions() {
 		kept := j.head.at(at.head.Dir, at.head.Name)
 		names := j.head.namesOf(x)
 		switch {
-		case merged.alive(x): // the head moved or linked it to where it stays
-			j.reportDeleted(x, x, names[len(names)-1])
-		case at == (spot{}): // its directory is judged, and it with that
+		case merged.alive(x):
+			if !slices.ContainsFunc(names, j.inBase) { // moved; a new link is no more than that
+				j.reportDeleted(x, x, names[0])
+			}
+		case at == (spot{}), j.turned[x]: // judged with its directory, or as a unit
 		case kept.Kind == tree.Dir && kept.Ino == x: // 15
 			by := j.session.at(at.at.Dir, at.at.Name)
 			if by.Kind != tree.Dir {
@@ -560,6 +583,9 @@ func (j *judge) deletions() {
 		}
 	}
 }
+
+// inBase reports whether an entry of the head is as the base has it.
+func (j *judge) inBase(n tree.Dirent) bool { return j.base.at(n.Dir, n.Name).Ino == n.Ino }
 
 func (j *judge) reportDeleted(base, head tree.Ino, at tree.Dirent) {
 	k := Key{at.Dir, at.Name}
@@ -592,7 +618,7 @@ func (j *judge) removedTree(base, head, session tree.Ino) bool {
 		s := j.session.at(session, h.Name)
 		switch {
 		case s.Ino != 0:
-		case j.session.alive(h.Ino) && j.base.alive(h.Ino):
+		case h.Ino == b.Ino && j.session.alive(h.Ino):
 			// Moved away by the session; its content goes with it.
 		case h.Kind == tree.Dir:
 			if b.Kind != tree.Dir {

@@ -165,13 +165,11 @@ func (j *judge) onlyAt(h tree.Ino, k Key) bool {
 
 // remake makes a directory of the session again that the head has no more, with
 // nothing in it yet, and returns its new inode.
-func (j *judge) remake(dir tree.Ino, name tree.Dirent) tree.Ino {
+func (j *judge) remake(dir tree.Ino) tree.Ino {
+	name := j.session.namesOf(dir)[0]
 	ino := j.makeIno()
-	parent := j.place(name.Dir)
-	k := Key{parent.target, name.Name}
-	if h := j.head.at(parent.head, name.Name); h.Ino != 0 {
-		j.beside(k, h)
-	}
+	k := Key{j.targetOf(name.Dir), name.Name}
+	j.beside(k, j.head.at(k.Dir, k.Name))
 	plan := InodePlan{Inode: j.session.inode(dir), BaseIno: dir, SessionIno: dir, Path: j.session.pathOf(dir)}
 	plan.Ino = ino
 	j.plan(plan)
@@ -182,17 +180,17 @@ func (j *judge) remake(dir tree.Ino, name tree.Dirent) tree.Ino {
 // remakeWhole makes a directory again with everything that the session has in
 // it but what the head has elsewhere.
 func (j *judge) remakeWhole(dir tree.Ino) tree.Ino {
-	p := j.place(dir)
+	target := j.targetOf(dir)
 	for _, c := range j.session.children(dir) {
 		switch {
 		case j.head.alive(c.Ino):
 		case c.Kind == tree.Dir && j.base.alive(c.Ino):
 			j.remakeWhole(c.Ino)
 		default:
-			j.set(Key{p.target, c.Name}, c.Ino, c.Kind)
+			j.set(Key{target, c.Name}, c.Ino, c.Kind)
 		}
 	}
-	return p.target
+	return target
 }
 
 // planUpper turns what shall lie over the head into edits of the upper.

@@ -410,7 +410,7 @@ func checkConflict(t testing.TB, c occ.Conflict) {
 
 // checkRefresh: the refreshed session is a sound tree that publishes without
 // conflict, and shows what a clean publication would have shown.
-func checkRefresh(t testing.TB, base, head, session *world, v *occ.Verdict, want map[string]string) {
+func checkRefresh(t testing.TB, base, head, session *world, v *occ.Verdict, want map[string]string) *world {
 	t.Helper()
 	labels := occ.Labels{Base: "base", Head: "head", Session: "sess"}
 	plan, err := occ.Refresh(base, base.number, head, session, session.delta(base), labels, session.newIno, occ.Options{})
@@ -437,6 +437,7 @@ func checkRefresh(t testing.TB, base, head, session *world, v *occ.Verdict, want
 	if got := head.sealed(t, again, after); !maps.Equal(got.paths(), after.paths()) {
 		t.Fatalf("published after the refresh\n%sthe session shows\n%s", got, after)
 	}
+	return after
 }
 
 func TestConflictIsComplete(t *testing.T) {

@@ -23,8 +23,12 @@ func (j *judge) addUnit(u unit) {
 	}
 	j.known[same], j.targets[u.target] = true, true
 	j.units = append(j.units, u)
-	if u.session != u.base && j.base.inode(u.base).Kind != tree.Dir {
+	switch old, now := j.base.inode(u.base).Kind, j.session.inode(u.session).Kind; {
+	case u.session == u.base || old == tree.Dir:
+	case old == now:
 		j.absorbed[u.base] = true
+	default:
+		j.turned[u.base] = true
 	}
 }
 
@@ -42,25 +46,40 @@ func (j *judge) settleUnits() {
 	slices.Sort(targets)
 	for _, t := range targets {
 		us := byTarget[t]
-		if self := (unit{t, t, t, t, us[0].at, us[0].to}); j.base.alive(t) && j.head.alive(t) && j.headChanged(t) &&
-			!slices.ContainsFunc(us, func(u unit) bool { return u.base == t }) {
+		self := unit{base: t, head: t, session: t, target: t, at: us[0].at, to: us[0].to}
+		movedHere := func(u unit) bool { return u.session == t && u.base != t }
+		if slices.ContainsFunc(us, movedHere) && !j.known[unit{base: t, head: t, session: t, target: t}] &&
+			j.base.alive(t) && j.head.alive(t) && j.headChanged(t) {
 			us = append(us, self)
 		}
 		j.settle(us)
 	}
 }
 
-// settle merges the units of one target.
+// settle merges the units of one target. Where the head changed two files that
+// the session made one, or the other way round, there is no merging them.
 func (j *judge) settle(us []unit) {
-	active := slices.DeleteFunc(slices.Clone(us), func(u unit) bool { return j.headKept(u) })
+	var active []unit
+	heads, sessions := map[tree.Ino]bool{}, map[tree.Ino]bool{}
+	for _, u := range us {
+		if !j.headKept(u) {
+			active = append(active, u)
+			heads[u.base] = true
+		}
+		if !j.sessionKept(u) {
+			sessions[u.session] = true
+		}
+	}
 	switch {
-	case len(active) == 1:
-		j.mergeUnit(active[0])
-	case len(active) > 1:
-		// The head changed two files that the session made one.
+	case len(heads) > 1 || len(sessions) > 1:
 		r := result{}
-		r.clash(conflictKindFor(j.session.inode(active[0].session)), "")
-		j.clashed(active[0], r)
+		r.clash(conflictKindFor(j.session.inode(us[0].session)), "")
+		for _, u := range us {
+			j.clashed(u, r)
+			r = result{} // the same conflict, other versions
+		}
+	case len(active) > 0:
+		j.mergeUnit(active[0])
 	default:
 		// A file moved over another keeps its own record unless it has a
 		// change of its own; anything else takes what the session has.
@@ -70,6 +89,19 @@ func (j *judge) settle(us []unit) {
 				return
 			}
 		}
+	}
+}
+
+// sessionKept reports whether the session has the unit's base as it was.
+func (j *judge) sessionKept(u unit) bool {
+	switch {
+	case u.base == 0:
+		return false
+	case u.session == u.base:
+		b, s := j.base.inode(u.base), j.session.inode(u.session)
+		return sameMeta(b, s) && j.contentKept(b, s)
+	default:
+		return j.same(j.base, u.base, j.session, u.session)
 	}
 }
 
@@ -242,7 +274,7 @@ func (j *judge) mergeContent(r *result, b, h, s tree.Inode) {
 	}
 	m := merge.Three(base, head, session)
 	r.text = &m
-	if !m.Clean {
+	if !m.Clean || b.Ino == 0 { // what was made twice, once empty, is still two files
 		r.conflicts = append(r.conflicts, Conflict{Kind: failed, Hunks: m.Hunks})
 		return
 	}
