@@ -34,9 +34,11 @@ type Log interface {
 
 const (
 	logName = "log"
-	// logChunk is by how much the log file grows: zeros, written and synced
-	// ahead, so that a commit only overwrites and needs no more than one flush.
-	logChunk = 1 << 20
+	// The log file grows by a half of its length, within these bounds: zeros,
+	// written and synced ahead, so that a commit only overwrites and needs no
+	// more than one flush.
+	minGrowth = 64 << 10
+	maxGrowth = 4 << 20
 	// sector is the unit in which a disk writes all or nothing.
 	sector = 512
 )
@@ -125,8 +127,9 @@ func (l *fileLog) growLocked(n int64) error {
 	if l.end+n <= l.size {
 		return nil
 	}
-	size := (l.end + n + logChunk - 1) / logChunk * logChunk
-	zeros := make([]byte, logChunk)
+	grow := min(max(l.end/2, minGrowth), maxGrowth)
+	size := (l.end + n + grow + minGrowth - 1) / minGrowth * minGrowth
+	zeros := make([]byte, minGrowth)
 	for at := l.size; at < size; {
 		n, err := l.file.WriteAt(zeros[:min(int64(len(zeros)), size-at)], at)
 		if err != nil {

@@ -282,7 +282,7 @@ func TestDamageIsRefused(t *testing.T) {
 	if n, _, err := replayBytes(t, whole[:starts[5]+100], 0); !layerfmt.IsCorrupt(err) {
 		t.Errorf("log that ends in a record: %d records, %v; want a corrupt log", n, err)
 	}
-	for _, b := range [][]byte{nil, make([]byte, logChunk)} {
+	for _, b := range [][]byte{nil, make([]byte, minGrowth)} {
 		if n, _, err := replayBytes(t, b, 0); !layerfmt.IsCorrupt(err) {
 			t.Errorf("log of %d zeros: %d records, %v; want a corrupt log", len(b), n, err)
 		}

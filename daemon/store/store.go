@@ -247,9 +247,16 @@ func (s *Store) expectVacant() error {
 	return s.clear()
 }
 
-// clear removes everything a Create makes, FORMAT first, so that no moment
-// leaves a sandbox with parts missing.
+// clear removes everything a Create makes. FORMAT goes first, durably, so that
+// no crash leaves a sandbox with parts missing.
 func (s *Store) clear() error {
+	err := s.disk.Remove(formatName)
+	if err == nil {
+		err = s.disk.SyncDir(".")
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	var errs []error
 	remove := func(name string) {
 		if err := s.disk.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -274,7 +281,6 @@ func (s *Store) clear() error {
 		}
 		remove(dir)
 	}
-	remove(formatName)
 	remove(logName)
 	remove(inosName)
 	empty(packsDir, 1)

@@ -433,7 +433,9 @@ func (f *file) Sync() error {
 	if err := f.checkLocked("sync"); err != nil {
 		return err
 	}
-	f.content.durable = slices.Clone(f.content.live)
+	for _, w := range f.content.pending {
+		f.content.durable = overwrite(f.content.durable, w.off, w.data)
+	}
 	f.content.pending = nil
 	return nil
 }
