@@ -14,7 +14,8 @@ import (
 // Bounds of what listings keeps: how many, and how many names in all.
 const (
 	maxListings = 256
-	maxListed   = 1 << 19
+	maxListed   = 1 << 17
+	largeList   = 1 << 15 // a longer listing goes when its reader is through
 	maxMarks    = 4096
 
 	generationBits = 31 // a cookie is a loff_t to the kernel and must not be negative
@@ -155,10 +156,15 @@ func (l *listings) resume(fresh *listing, gen uint32, ordinal int) int {
 	return i
 }
 
-func (l *listings) reached(s *listing, ordinal int) {
+// reached notes where a reader is. One that asks at the end and gets nothing
+// has read all.
+func (l *listings) reached(s *listing, from, to int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.reached = ordinal
+	s.reached = to
+	if from == len(s.entries) && from > largeList && l.byGen[s.gen] == s {
+		l.drop(s)
+	}
 }
 
 // ReadDir gives the names of dir in byte order, without "." and "..", from
@@ -176,6 +182,7 @@ func (f *FS) ReadDir(dir tree.Ino, cookie uint64, fn func(d tree.Dirent, next ui
 		}
 		ordinal = f.listings.resume(s, gen, ordinal)
 	}
+	from := ordinal
 	for ordinal < len(s.entries) {
 		next := uint64(s.gen)<<32 | uint64(ordinal+1)
 		if !fn(s.entries[ordinal], next) {
@@ -183,7 +190,7 @@ func (f *FS) ReadDir(dir tree.Ino, cookie uint64, fn func(d tree.Dirent, next ui
 		}
 		ordinal++
 	}
-	f.listings.reached(s, ordinal)
+	f.listings.reached(s, from, ordinal)
 	return nil
 }
 

@@ -499,6 +499,32 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
+// TestLastClose removes all of an unlinked file when nobody has it open.
+func TestLastClose(t *testing.T) {
+	b := newBench(t, nil)
+	n := b.create(op(1), root, "x", "mine")
+	b.write(op(1), 2, "L", 0)
+	for _, ino := range []tree.Ino{n, 2, n} {
+		b.must(b.Acquire(ino))
+	}
+	b.must(b.Unlink(op(1), root, "x"))
+	b.must(b.Unlink(op(1), root, "f"))
+	b.Release(n)
+	if b.read(n) != "mine" {
+		t.Fatal("gone while open")
+	}
+	b.Release(n)
+	b.Release(2)
+	_, err := b.Attr(n)
+	b.want(err, tree.ErrStale)
+	b.want(b.Acquire(2), tree.ErrStale)
+	left, err := os.ReadDir(filepath.Join(b.o.Dir, "data"))
+	b.must(err)
+	if use := b.Usage(); len(left) != 0 || use != (overlay.Usage{}) {
+		t.Fatalf("left of closed files: %v, %+v", left, use)
+	}
+}
+
 // TestCookies lists a directory of 100,000 names while it changes.
 func TestCookies(t *testing.T) {
 	const count = 100_000

@@ -67,7 +67,9 @@ type Hooks struct {
 	// that last writer and content what it left. The hook runs on the writer's
 	// own path with the inode's data lock held: content is valid during the
 	// call only, and of FS only Attr, Inode, Lineage, Lookup, Path and Resolve
-	// may be called.
+	// may be called. The change may still fail, and the same content be told
+	// again. A removed name's inode is told before it loses the name, and the
+	// other names of an inode that keeps some are no reason to tell.
 	Settle func(ino tree.Ino, by tree.Op, content File)
 }
 

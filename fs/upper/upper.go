@@ -14,7 +14,8 @@
 // of which the inode's range map (Extents) says what counts. Bytes reach the
 // data file before the journal says so, and the journal says that bytes are gone
 // before the data file loses them. What the range map does not call private may
-// therefore hold anything and is never read.
+// therefore hold anything and is never read. After a power loss, bytes that were
+// written and not synced may be there, be gone, or read as zeros.
 //
 // An Upper has no lock for its tables: the owner keeps Commit exclusive of
 // everything else, while readers may share. Sync, OpenData, RemoveData and
@@ -573,12 +574,14 @@ func dataFile(ino tree.Ino, gen uint32) string { return fmt.Sprintf("%x.%x", uin
 // OpenData opens the data file of n's private bytes, making it when create is
 // set; without create and file the error is fs.ErrNotExist.
 func (u *Upper) OpenData(ino tree.Ino, gen uint32, create bool) (*os.File, error) {
-	name := dataFile(ino, gen)
-	f, err := u.data.OpenFile(name, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) && create {
-		f, err = u.data.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	flags := os.O_RDWR
+	if create {
+		flags |= os.O_CREATE
+		// Set before the file can be there, so that a SyncNames that begins
+		// after this call sees either both or neither.
 		u.fresh.Store(true)
 	}
+	f, err := u.data.OpenFile(dataFile(ino, gen), flags, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open data file: %w", err)
 	}
