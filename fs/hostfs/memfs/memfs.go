@@ -470,6 +470,18 @@ func (m *FS) Corrupt(name string, off int64, bits byte) error {
 	return nil
 }
 
+// ForgetUnsynced does to a file what Linux may do after a failed sync: what was
+// written stays readable, counts as synced, and never reaches the disk.
+func (m *FS) ForgetUnsynced(name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c, err := m.lookupLocked("forget", path.Clean(name))
+	if err == nil && c != nil {
+		c.pending = nil
+	}
+	return err
+}
+
 type temp struct{ file }
 
 // Link implements hostfs.Temp.
