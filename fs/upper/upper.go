@@ -577,13 +577,15 @@ func (u *Upper) OpenData(ino tree.Ino, gen uint32, create bool) (*os.File, error
 	flags := os.O_RDWR
 	if create {
 		flags |= os.O_CREATE
-		// Set before the file can be there, so that a SyncNames that begins
-		// after this call sees either both or neither.
-		u.fresh.Store(true)
 	}
 	f, err := u.data.OpenFile(dataFile(ino, gen), flags, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open data file: %w", err)
+	}
+	if create {
+		// Only now: a SyncNames that ran before the file was there must not
+		// take the note away.
+		u.fresh.Store(true)
 	}
 	return f, nil
 }
