@@ -3,6 +3,9 @@ package store
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"ephemeral-sandbox/fs/hostfs/faultfs"
 	"ephemeral-sandbox/fs/hostfs/memfs"
 	"ephemeral-sandbox/fs/tree"
 	"ephemeral-sandbox/layerfmt"
@@ -254,6 +258,69 @@ func TestRecordCutShortIsCut(t *testing.T) {
 		if n, _, err := replayBytes(t, b, 4096); err != nil || n != 5 {
 			t.Fatalf("record cut short at %d of %d: %d records, %v; want 5", end-starts[5], len(whole)-starts[5], n, err)
 		}
+	}
+}
+
+// TestCrashWhileTheLogGrows loses power after each step of an append that makes
+// the file longer.
+func TestCrashWhileTheLogGrows(t *testing.T) {
+	var parent [32]byte
+	next := func(number uint64) []byte {
+		r := record{Commit: Commit{Number: number, Parent: parent, CommitMeta: CommitMeta{Message: strings.Repeat("m", 30_000)}}}
+		b, err := r.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		parent = r.Digest
+		return b
+	}
+	start := memfs.New()
+	if _, err := createLog(start, next(0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := start.SyncDir("."); err != nil {
+		t.Fatal(err)
+	}
+	var b []byte
+	for number := uint64(1); ; number++ {
+		l, _, err := openLog(start, func(uint64, []byte) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := parent
+		b = next(number)
+		if l.end+int64(len(b)) > l.size {
+			parent = before
+			break
+		}
+		if _, err := l.Append(number, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	grown := false
+	for i := 0; ; i++ {
+		mem := start.CrashClone(nil)
+		disk := faultfs.New(mem, faultfs.Plan{Nth: i, Count: -1, Err: errors.New("dead")})
+		l, _, err := openLog(disk, func(uint64, []byte) error { return nil })
+		if err == nil {
+			before := l.size
+			_, err = l.Append(l.next, b)
+			grown = grown || err == nil && l.size > before
+		}
+		for range 20 {
+			percent := rng.IntN(101)
+			left := mem.CrashClone(func() bool { return rng.IntN(100) < percent })
+			if _, _, err := openLog(left, func(uint64, []byte) error { return nil }); err != nil {
+				t.Fatalf("step %d: %v; steps %q", i, err, disk.Steps())
+			}
+		}
+		if !disk.Fired() {
+			break
+		}
+	}
+	if !grown {
+		t.Error("the log did not grow")
 	}
 }
 
