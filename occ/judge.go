@@ -3,6 +3,7 @@ package occ
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"ephemeral-sandbox/fs/tree"
@@ -18,13 +19,14 @@ import (
 //     deleted; moves are checked against each other;
 //  4. link counts and the times of directories are brought up to date.
 //
-// With resolve set, each conflict is also laid out as a refresh wants it.
+// Each conflict is also laid out as a refresh wants it, so that what follows from
+// it is seen too.
 type judge struct {
 	base, head, session *side
 	headView            HeadView
 	baseCommit          uint64
 	opts                Options
-	resolve             *resolver // nil: conflicts are reported only
+	resolve             resolver
 	err                 error
 
 	changes    map[tree.Ino]InodeChange
@@ -44,6 +46,8 @@ type judge struct {
 	entered  map[tree.Ino]bool // directories of the session with changed entries
 
 	conflicts []Conflict
+	clashes   []clash
+	owed      []owed
 	reported  map[tree.Ino]bool // session inodes that have a modify/delete conflict
 	merged    map[string]bool
 	converged map[string]bool
@@ -58,6 +62,7 @@ func newJudge(base View, baseCommit uint64, head HeadView, session View, d Delta
 		sessionDir: map[tree.Ino]tree.Ino{tree.RootIno: tree.RootIno},
 		puts:       map[Key]tree.Dirent{}, known: map[unit]bool{}, targets: map[tree.Ino]bool{}, absorbed: map[tree.Ino]bool{}, turned: map[tree.Ino]bool{}, deleted: map[tree.Ino]spot{},
 		lost: map[tree.Ino][]string{}, plans: map[tree.Ino]*InodePlan{}, affected: map[tree.Ino]bool{}, entered: map[tree.Ino]bool{},
+		resolve:  resolver{marked: map[tree.Ino]bool{}, made: map[tree.Ino]bool{}},
 		reported: map[tree.Ino]bool{}, merged: map[string]bool{}, converged: map[string]bool{},
 	}
 	j.base, j.head, j.session = newSide(base, &j.err), newSide(head, &j.err), newSide(session, &j.err)
@@ -76,8 +81,11 @@ func (j *judge) run(d Delta) (*Verdict, error) {
 		j.affected[c.Was], j.entered[c.Dir] = true, true
 		if j.session.alive(c.Dir) {
 			j.entry(c.Dir, c.Name)
-		} else {
-			j.noteDeleted(c.Was, spot{})
+			continue
+		}
+		j.noteDeleted(c.Was, spot{})
+		if j.session.alive(c.Was) && j.head.at(c.Dir, c.Name).Ino == c.Was {
+			j.set(Key{c.Dir, c.Name}, 0, 0) // moved away before the directory went
 		}
 	}
 	j.implicit(dirents)
@@ -90,6 +98,8 @@ func (j *judge) run(d Delta) (*Verdict, error) {
 	j.deletions()
 	j.cycles()
 	j.reportLost()
+	j.audit()
+	j.payOwed()
 	v := j.finish(inos)
 	if j.err != nil {
 		return nil, fmt.Errorf("validate against commit %d: %w", j.headView.Number(), j.err)
@@ -140,7 +150,7 @@ func (j *judge) place(dir tree.Ino) place {
 // session's dir. One that the head has removed is made again for a refresh.
 func (j *judge) targetOf(dir tree.Ino) tree.Ino {
 	p := j.place(dir)
-	if p.target == 0 && p.gone != 0 && j.resolve != nil {
+	if p.target == 0 && p.gone != 0 {
 		p.target = j.remake(dir)
 		j.places[dir] = p
 		j.sessionDir[p.target] = dir
@@ -155,12 +165,17 @@ func (j *judge) placeNew(dir tree.Ino, name tree.Dirent) place {
 	p := place{target: dir, gone: parent.gone}
 	b := j.base.at(parent.base, name.Name)
 	h := j.head.at(parent.head, name.Name)
-	if b.Kind == tree.Dir && !j.session.alive(b.Ino) && h.Kind == tree.Dir {
-		p.base = b.Ino
+	if b.Kind == tree.Dir && !j.session.alive(b.Ino) {
+		switch {
+		case h.Kind == tree.Dir:
+			p.base = b.Ino
+		case h.Ino == 0 && !j.head.alive(b.Ino):
+			return place{base: b.Ino, gone: cmp.Or(parent.gone, dir)}
+		}
 	}
 	if h.Kind == tree.Dir {
 		switch {
-		case h.Ino != b.Ino:
+		case !j.base.alive(h.Ino):
 			p.head, p.target = h.Ino, h.Ino
 		case p.base != 0:
 			p.head = h.Ino
@@ -209,17 +224,30 @@ func (j *judge) entry(dir tree.Ino, name string) {
 		j.noteDeleted(b.Ino, spot{at: at, to: Key{p.target, name}, head: Key{p.head, name}})
 	}
 	if p.gone != 0 {
-		if s.Ino != 0 && s.Ino != b.Ino {
+		if s.Ino != 0 && s.Ino != b.Ino && !j.madeAgain(b, s) {
 			j.lost[p.gone] = append(j.lost[p.gone], j.session.path(at))
-			if s.Kind == tree.Dir {
+			to := Key{j.targetOf(dir), name}
+			switch {
+			case j.base.alive(s.Ino) && j.replacement(s.Ino) != 0: // 16
+				s = j.arrive(entry{at: at, to: to, b: b, s: s})
+			case s.Kind == tree.Dir:
 				s.Ino = j.targetOf(s.Ino)
 			}
-			j.set(Key{j.targetOf(dir), name}, s.Ino, s.Kind)
+			j.set(to, s.Ino, s.Kind)
 		}
 		return
 	}
 	m := j.mergeEntry(entry{at: at, to: Key{p.target, name}, b: b, h: h, s: s})
 	j.set(Key{p.target, name}, m.Ino, m.Kind)
+}
+
+// madeAgain reports whether the session has put in the place of b what b was.
+// Of a directory what is in it is judged for itself.
+func (j *judge) madeAgain(b, s tree.Dirent) bool {
+	if b.Kind == tree.Dir && s.Kind == tree.Dir {
+		return sameMeta(j.base.inode(b.Ino), j.session.inode(s.Ino))
+	}
+	return b.Ino != 0 && !j.base.alive(s.Ino) && j.same(j.base, b.Ino, j.session, s.Ino)
 }
 
 // spot is the place of an entry in the session, in the merged tree and in the
@@ -291,12 +319,12 @@ func (j *judge) mergeEntry(e entry) tree.Dirent {
 // removedHere: the session has no such name, the head has another inode there.
 func (j *judge) removedHere(e entry) tree.Dirent {
 	switch {
-	case j.session.alive(e.b.Ino): // 16: moved away, the content of h follows
+	case j.session.alive(e.b.Ino) && !j.keepsName(e.b.Ino): // 16: moved away, the content of h follows
 		if j.replacement(e.b.Ino) == e.h.Ino {
 			return tree.Dirent{}
 		}
 		return e.h
-	case j.head.alive(e.b.Ino): // the head moved it: judged with the deletions
+	case !j.session.alive(e.b.Ino) && j.headMoved(e.b.Ino): // judged with the deletions
 		return e.h
 	case e.b.Kind == tree.Dir && e.h.Kind == tree.Dir: // 15
 		if !j.removedTree(e.b.Ino, e.h.Ino, 0) {
@@ -317,25 +345,40 @@ func (j *judge) removedHere(e entry) tree.Dirent {
 // removedThere: the head has no such name, the session put another inode there.
 func (j *judge) removedThere(e entry) tree.Dirent {
 	switch {
-	case j.session.alive(e.b.Ino):
+	case j.session.alive(e.b.Ino) && !j.keepsName(e.b.Ino):
 		return j.arrive(e)
-	case j.head.alive(e.b.Ino): // 17: the head moved it, the session's content follows
-		if e.s.Kind != tree.Dir && e.b.Kind == e.s.Kind {
+	case !j.session.alive(e.b.Ino) && j.headMoved(e.b.Ino): // 17: the head moved it, the session's content follows
+		if e.s.Kind != tree.Dir && e.b.Kind == e.s.Kind && j.untouched(e.s.Ino) {
 			j.addUnit(unit{base: e.b.Ino, head: e.b.Ino, session: e.s.Ino, target: e.b.Ino, at: e.at, to: e.to})
 			return tree.Dirent{}
 		}
+	case j.place(e.s.Ino).gone != 0 && e.s.Kind == tree.Dir: // made anew: judged by what is in it
+		if sameMeta(j.base.inode(e.b.Ino), j.session.inode(e.s.Ino)) {
+			return tree.Dirent{}
+		}
+		j.modifyDelete(e.at, e.b.Ino, e.s.Ino)
+		return tree.Dirent{Ino: j.targetOf(e.s.Ino), Kind: tree.Dir}
 	case e.s.Kind != tree.Dir && j.same(j.base, e.b.Ino, j.session, e.s.Ino): // 1
 		return tree.Dirent{}
 	}
 	j.modifyDelete(e.at, e.b.Ino, e.s.Ino) // 8
-	return e.s
+	return j.arrive(e)
+}
+
+// untouched reports whether the head has done nothing to x: it does not know it,
+// or has it where and as it was.
+func (j *judge) untouched(x tree.Ino) bool {
+	if !j.base.alive(x) {
+		return true
+	}
+	return slices.ContainsFunc(j.head.namesOf(x), j.inBase) && !j.headChanged(x)
 }
 
 // madeTwice: both sides put an inode of their own there.
 func (j *judge) madeTwice(e entry) tree.Dirent {
 	u := unit{base: e.b.Ino, head: e.h.Ino, session: e.s.Ino, target: e.s.Ino, at: e.at, to: e.to}
 	fresh := !j.base.alive(e.s.Ino)
-	if e.s.Kind == tree.Dir && e.h.Kind == tree.Dir && fresh { // 13
+	if e.s.Kind == tree.Dir && e.h.Kind == tree.Dir && fresh && !j.base.alive(e.h.Ino) { // 13
 		if e.b.Kind != tree.Dir {
 			u.base = 0
 		}
@@ -343,13 +386,20 @@ func (j *judge) madeTwice(e entry) tree.Dirent {
 		j.addUnit(u)
 		return e.h
 	}
+	if e.s.Kind == tree.Dir && e.h.Kind == tree.Dir {
+		j.report(Conflict{ // 10: a directory moved to where the head has put another
+			Kind: ConflictAddAdd, Path: j.session.path(e.at), SessionKey: e.at, HeadKey: e.to,
+			BaseIno: e.b.Ino, HeadIno: e.h.Ino, SessionIno: e.s.Ino,
+		})
+		j.beside(e.to, e.h)
+		return j.arrive(e)
+	}
 	if e.b.Ino != 0 && e.b.Kind == e.s.Kind && e.s.Kind != tree.Dir &&
-		j.head.alive(e.b.Ino) && !j.session.alive(e.b.Ino) { // 17
+		j.headMoved(e.b.Ino) && !j.session.alive(e.b.Ino) { // 17
 		j.addUnit(unit{base: e.b.Ino, head: e.b.Ino, session: e.s.Ino, target: e.b.Ino, at: e.at, to: e.to})
 	}
 	if fresh && e.s.Kind != tree.Dir && j.same(j.head, e.h.Ino, j.session, e.s.Ino) { // 3
 		j.converged[j.session.path(e.at)] = true
-		j.absorbed[e.b.Ino] = true
 		return e.h
 	}
 	j.addUnit(u) // 4 to 7, 10 to 12
@@ -374,7 +424,7 @@ func (j *judge) arrive(e entry) tree.Dirent {
 		return e.s
 	}
 	j.modifyDelete(e.at, s, s)
-	if e.s.Kind == tree.Dir && j.resolve != nil {
+	if e.s.Kind == tree.Dir {
 		return tree.Dirent{Ino: j.remakeWhole(s), Kind: tree.Dir}
 	}
 	return e.s
@@ -539,11 +589,9 @@ func (j *judge) rename(x tree.Ino) {
 		Kind: ConflictRename, Path: j.session.path(at),
 		BaseIno: x, HeadIno: x, SessionIno: x, SessionKey: at, HeadKey: added[0],
 	})
-	if j.resolve != nil {
-		for _, k := range added {
-			if d, changed := j.puts[k]; !changed || d.Ino == x {
-				j.set(k, 0, 0)
-			}
+	for _, k := range added {
+		if d, changed := j.puts[k]; !changed || d.Ino == x {
+			j.set(k, 0, 0)
 		}
 	}
 }
@@ -565,7 +613,7 @@ func (j *judge) deletions() {
 		names := j.head.namesOf(x)
 		switch {
 		case merged.alive(x):
-			if !slices.ContainsFunc(names, j.inBase) { // moved; a new link is no more than that
+			if j.headMoved(x) { // a new link is no more than that
 				j.reportDeleted(x, x, names[0])
 			}
 		case at == (spot{}), j.turned[x]: // judged with its directory, or as a unit
@@ -582,6 +630,11 @@ func (j *judge) deletions() {
 			j.beside(at.to, names[0])
 		}
 	}
+}
+
+// headMoved reports whether the head has base inode x, under new names only.
+func (j *judge) headMoved(x tree.Ino) bool {
+	return j.head.alive(x) && !slices.ContainsFunc(j.head.namesOf(x), j.inBase)
 }
 
 // inBase reports whether an entry of the head is as the base has it.
@@ -616,6 +669,7 @@ func (j *judge) removedTree(base, head, session tree.Ino) bool {
 	for _, h := range j.head.children(head) {
 		b := j.base.at(base, h.Name)
 		s := j.session.at(session, h.Name)
+		j.affected[h.Ino] = true
 		switch {
 		case s.Ino != 0:
 		case h.Ino == b.Ino && j.session.alive(h.Ino):
@@ -674,9 +728,7 @@ func (j *judge) cycles() {
 		for _, y := range ring {
 			inCycle[y] = true
 		}
-		if j.resolve != nil {
-			j.unmoveRing(ring)
-		}
+		j.unmoveRing(ring)
 	}
 }
 
@@ -695,6 +747,57 @@ func (j *judge) unmoveRing(ring []tree.Ino) {
 			}
 			j.set(k, y, tree.Dir)
 		}
+	}
+}
+
+// audit looks at what all moves together have made of each unit. Where they
+// leave a change in a file without a name, there is a conflict.
+func (j *judge) audit() {
+	m := j.mergedTree()
+	heads, sessions := map[tree.Ino]bool{}, map[tree.Ino]bool{} // inodes whose change has a place
+	for _, o := range j.owed {
+		heads[o.ino] = true
+	}
+	for _, u := range j.units {
+		if m.alive(u.target) {
+			heads[u.head], sessions[u.session] = true, true
+		}
+	}
+	for _, u := range j.units {
+		kind := ""
+		switch {
+		case !sessions[u.session] && !m.alive(u.session) && !j.sessionKept(u):
+			kind = ConflictModifyDelete
+		case !heads[u.head] && !m.alive(u.head) && !j.headKept(u):
+			kind = ConflictDeleteModify
+		default:
+			continue
+		}
+		r := result{}
+		r.clash(kind, "")
+		j.clashed(u, r)
+	}
+	j.layOutAll()
+	// Each side has unlinked the names that the other has kept.
+	m = j.mergedTree()
+	for _, x := range slices.Sorted(maps.Keys(j.affected)) {
+		names := j.session.namesOf(x)
+		if len(names) == 0 || m.alive(x) || heads[x] || sessions[x] || !j.base.alive(x) || !j.head.alive(x) {
+			continue
+		}
+		if slices.ContainsFunc(names, func(n tree.Dirent) bool { return j.head.at(j.place(n.Dir).head, n.Name).Ino != 0 }) {
+			if there := j.head.namesOf(x); j.headChanged(x) { // replaced by the head, but changed under another name
+				j.reportDeleted(x, x, there[0])
+				j.beside(Key{there[0].Dir, there[0].Name}, there[0])
+			}
+			continue
+		}
+		at := Key{names[0].Dir, names[0].Name}
+		j.modifyDelete(at, x, x)
+		for _, n := range j.head.namesOf(x) {
+			j.set(Key{n.Dir, n.Name}, 0, 0)
+		}
+		j.set(Key{j.targetOf(at.Dir), at.Name}, x, names[0].Kind)
 	}
 }
 

@@ -422,6 +422,12 @@ func (w *world) sealed(t testing.TB, v *occ.Verdict, session *world) *world {
 // check is the file system check of a tree.
 func (w *world) check(t testing.TB) {
 	t.Helper()
+	entries := map[tree.Ino]int{}
+	for _, d := range w.dirents {
+		if entries[d.Ino]++; d.Kind == tree.Dir && entries[d.Ino] > 1 {
+			t.Fatalf("directory %d has an entry left behind, or two: %v", d.Ino, d)
+		}
+	}
 	names, subdirs := map[tree.Ino]int{}, map[tree.Ino]int{}
 	for k, d := range w.dirents {
 		if !w.reachable(k.Dir) {
@@ -437,9 +443,6 @@ func (w *world) check(t testing.TB) {
 		names[d.Ino]++
 		if d.Kind == tree.Dir {
 			subdirs[d.Dir]++
-			if names[d.Ino] > 1 {
-				t.Fatalf("directory %d has two names, one of them %v", d.Ino, d)
-			}
 		}
 	}
 	for ino, count := range names {

@@ -127,8 +127,8 @@ type InodePlan struct {
 	Path string
 }
 
-// Verdict is the outcome of Validate. With conflicts, the other fields show
-// what would have been published had there been none.
+// Verdict is the outcome of Validate. With conflicts there are no Dirents and no
+// Inodes: nothing of the delta can be published.
 type Verdict struct {
 	// Dirents to write over the head; Ino 0 removes. Sorted by (Dir, Name).
 	Dirents []tree.Dirent

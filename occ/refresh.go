@@ -1,6 +1,7 @@
 package occ
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -51,11 +52,8 @@ type Plan struct {
 // with nothing in it but what the session had made or changed there.
 func Refresh(base View, baseCommit uint64, head HeadView, session View, d Delta, l Labels, newIno func() (tree.Ino, error), o Options) (*Plan, error) {
 	j := newJudge(base, baseCommit, head, session, d, o)
-	j.resolve = &resolver{
-		labels: [3]string{merge.Base: l.Base, merge.Head: l.Head, merge.Session: l.Session},
-		newIno: newIno,
-		marked: map[tree.Ino]bool{}, made: map[tree.Ino]bool{},
-	}
+	j.resolve.labels = [3]string{merge.Base: l.Base, merge.Head: l.Head, merge.Session: l.Session}
+	j.resolve.newIno = newIno
 	v, err := j.run(d)
 	if err != nil {
 		return nil, err
@@ -91,12 +89,44 @@ func Beside(name string, headCommit uint64) string {
 	return name[:min(len(name), tree.MaxName-len(suffix))] + suffix
 }
 
-// beside puts the head's inode next to k.
+// owed is a version of the head's that the session must still find somewhere:
+// beside the entry that took its place, unless it has another name.
+type owed struct {
+	to   Key
+	ino  tree.Ino
+	kind tree.Kind
+}
+
+// beside owes the session the head's inode h, next to k.
 func (j *judge) beside(k Key, h tree.Dirent) {
-	if j.resolve == nil || h.Ino == 0 || k.Dir == 0 {
-		return
+	if h.Ino != 0 {
+		j.owed = append(j.owed, owed{k, h.Ino, h.Kind})
 	}
-	j.set(j.freeName(k), h.Ino, h.Kind)
+}
+
+// payOwed puts beside what would otherwise have no name. A directory comes
+// before what is in it, which then has one.
+func (j *judge) payOwed() {
+	slices.SortStableFunc(j.owed, func(a, b owed) int { return cmp.Compare(j.depth(a.ino), j.depth(b.ino)) })
+	m := j.mergedTree()
+	for _, o := range j.owed {
+		if o.to.Dir == 0 || m.alive(o.ino) {
+			continue
+		}
+		j.set(j.freeName(o.to), o.ino, o.kind)
+		if m.live[o.ino] = true; o.kind == tree.Dir {
+			m = j.mergedTree()
+		}
+	}
+}
+
+// depth is how many directories the head has above ino.
+func (j *judge) depth(ino tree.Ino) int {
+	n := 0
+	for names := j.head.namesOf(ino); len(names) > 0; names = j.head.namesOf(names[0].Dir) {
+		n++
+	}
+	return n
 }
 
 // freeName is a name beside k that neither side has.
@@ -111,6 +141,14 @@ func (j *judge) freeName(k Key) Key {
 		mark := fmt.Sprintf(".%d", n)
 		free.Name = name[:min(len(name), tree.MaxName-len(mark))] + mark
 	}
+}
+
+// layOutAll lays out the conflicts of units once everything else has merged.
+func (j *judge) layOutAll() {
+	for _, c := range j.clashes {
+		j.layOut(c.unit, c.result)
+	}
+	j.clashes = nil
 }
 
 // layOut leaves a unit that did not merge as a refresh wants it.
@@ -129,18 +167,24 @@ func (j *judge) layOut(u unit, r result) {
 	}
 	s := j.session.inode(u.session)
 	plan := InodePlan{Inode: s, From: sourceOf(s), BaseIno: u.base, SessionIno: u.session, Path: j.session.path(u.at)}
-	if s.Kind == tree.Dir {
-		plan.Ino = u.target
+	h := j.head.inode(u.head)
+	if s.Kind == tree.Dir && h.Kind == tree.Dir {
+		plan.Ino = u.target // attributes alone: the entries of both stay together
 		j.plan(plan)
 		return
 	}
-	j.plan(plan)
+	if j.plans[plan.Ino] == nil { // else it has merged with its own other version
+		j.plan(plan)
+	}
+	if u.to.Dir == 0 {
+		u.to.Dir = j.targetOf(u.at.Dir)
+	}
+	if there := j.head.at(u.to.Dir, u.to.Name); there.Ino != 0 && there.Ino != u.session && there.Ino != u.head {
+		j.beside(u.to, there)
+	}
 	j.set(u.to, u.session, s.Kind)
-	h := j.head.inode(u.head)
 	if u.head != u.session {
-		if j.onlyAt(u.head, u.to) {
-			j.beside(u.to, tree.Dirent{Ino: u.head, Kind: h.Kind})
-		}
+		j.beside(u.to, tree.Dirent{Ino: u.head, Kind: h.Kind})
 		return
 	}
 	copied := InodePlan{Inode: h, HeadIno: u.head, Path: plan.Path}
@@ -149,18 +193,6 @@ func (j *judge) layOut(u unit, r result) {
 		j.plan(copied)
 		j.beside(u.to, tree.Dirent{Ino: copied.Ino, Kind: h.Kind})
 	}
-}
-
-// onlyAt reports whether the head's inode has no other name than k that the
-// session could find it under.
-func (j *judge) onlyAt(h tree.Ino, k Key) bool {
-	for _, n := range j.head.namesOf(h) {
-		at := Key{n.Dir, n.Name}
-		if p, changed := j.puts[at]; at != k && (!changed || p.Ino == h) {
-			return false
-		}
-	}
-	return true
 }
 
 // remake makes a directory of the session again that the head has no more, with
@@ -226,7 +258,9 @@ func (j *judge) planUpper(v *Verdict, d Delta) *Plan {
 	}
 	merged := j.mergedTree()
 	for _, c := range d.Inodes {
-		if !planned[c.Ino] && !(j.timesOnly(c) && merged.alive(c.Ino) && j.headView.InodeChanged(c.Ino) <= j.baseCommit) {
+		keep := j.timesOnly(c) && merged.alive(c.Ino) && j.headView.InodeChanged(c.Ino) <= j.baseCommit &&
+			j.session.inode(c.Ino).Nlink == j.head.inode(c.Ino).Nlink
+		if !planned[c.Ino] && !keep {
 			plan.DropInodes = append(plan.DropInodes, c.Ino)
 		}
 	}

@@ -24,7 +24,7 @@ func (j *judge) addUnit(u unit) {
 	j.known[same], j.targets[u.target] = true, true
 	j.units = append(j.units, u)
 	switch old, now := j.base.inode(u.base).Kind, j.session.inode(u.session).Kind; {
-	case u.session == u.base || old == tree.Dir:
+	case u.session == u.base || old == tree.Dir || u.head != u.base:
 	case old == now:
 		j.absorbed[u.base] = true
 	default:
@@ -54,6 +54,7 @@ func (j *judge) settleUnits() {
 		}
 		j.settle(us)
 	}
+	j.layOutAll()
 }
 
 // settle merges the units of one target. Where the head changed two files that
@@ -209,16 +210,16 @@ func (j *judge) mergeVersions(u unit) result {
 		r.clash(ConflictKind, "")
 	}
 	if u.base == 0 {
-		// Made twice: there are no old bits to tell whose are new. Of a
-		// directory the head's stand.
-		old := s
-		if s.Kind != tree.Dir {
-			old = h
-			if h.Mode != s.Mode && len(r.conflicts) == 0 {
-				r.clash(ConflictAddAdd, "")
-			}
+		// Made twice: there are no old bits to tell whose are new. A directory
+		// gets those that both gave it, and the head's owner.
+		b.UID, b.GID = s.UID, s.GID
+		switch {
+		case s.Kind == tree.Dir:
+			h.Mode &= s.Mode
+			b.Mode = s.Mode
+		case h.Mode != s.Mode && len(r.conflicts) == 0:
+			r.clash(ConflictAddAdd, "")
 		}
-		b.Mode, b.UID, b.GID = old.Mode, old.UID, old.GID
 	}
 	mergeMeta(&out.Inode, b, h, s, r.clash)
 	return r
@@ -297,6 +298,12 @@ func (j *judge) takeMerged(out *InodePlan, merged []byte, pieces []merge.Piece, 
 	out.Ctime = later(out.Ctime, out.Mtime)
 }
 
+// clash is a unit that did not merge.
+type clash struct {
+	unit
+	result
+}
+
 // clashed reports what did not merge of a unit, and lays it out for a refresh.
 func (j *judge) clashed(u unit, r result) {
 	for _, c := range r.conflicts {
@@ -308,9 +315,7 @@ func (j *judge) clashed(u unit, r result) {
 		}
 		j.report(c)
 	}
-	if j.resolve != nil {
-		j.layOut(u, r)
-	}
+	j.clashes = append(j.clashes, clash{u, r})
 }
 
 // remedyFor is what to do about a kind of conflict.

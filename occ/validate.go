@@ -16,8 +16,21 @@ import (
 // directories that the session removed; only files changed on both sides are
 // read.
 func Validate(base View, baseCommit uint64, head HeadView, session View, d Delta, o Options) (*Verdict, error) {
-	return newJudge(base, baseCommit, head, session, d, o).run(d)
+	j := newJudge(base, baseCommit, head, session, d, o)
+	next := firstImagined
+	j.resolve.newIno = func() (tree.Ino, error) { next++; return next, nil }
+	v, err := j.run(d)
+	if err != nil {
+		return nil, err
+	}
+	if len(v.Conflicts) > 0 {
+		v.Dirents, v.Inodes = nil, nil
+	}
+	return v, nil
 }
+
+// firstImagined is where the numbers begin of inodes that a refresh would make.
+const firstImagined tree.Ino = 1 << 62
 
 // merged is the tree that the head becomes.
 type merged struct {
@@ -117,6 +130,7 @@ func (j *judge) finish(inos []InodeChange) *Verdict {
 			j.planNew(d.Ino)
 		}
 	}
+	v.Dirents = append(v.Dirents, j.leftBehind(m)...)
 	slices.SortFunc(v.Dirents, func(a, b tree.Dirent) int { return compareKeys(Key{a.Dir, a.Name}, Key{b.Dir, b.Name}) })
 	for ino := range dirty {
 		j.touchDir(ino)
@@ -157,6 +171,26 @@ func (j *judge) finish(inos []InodeChange) *Verdict {
 	}
 	slices.SortStableFunc(v.Conflicts, func(a, b Conflict) int { return strings.Compare(a.Path, b.Path) })
 	return v
+}
+
+// leftBehind removes the old entries of what moved out of a directory that goes
+// with this layer: nobody can reach them, but a directory must not have two.
+func (j *judge) leftBehind(m *merged) []tree.Dirent {
+	var out []tree.Dirent
+	seen := map[Key]bool{}
+	for k, d := range j.puts {
+		if d.Ino == 0 || !m.alive(k.Dir) {
+			continue
+		}
+		for _, n := range j.head.namesOf(d.Ino) {
+			old := Key{n.Dir, n.Name}
+			if p, changed := j.puts[old]; (!changed || p.Ino == 0) && !m.alive(n.Dir) && !seen[old] {
+				seen[old] = true
+				out = append(out, tree.Dirent{Dir: n.Dir, Name: n.Name})
+			}
+		}
+	}
+	return out
 }
 
 // planNew plans an inode that the head does not have as the session has it.
