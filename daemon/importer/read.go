@@ -282,13 +282,19 @@ func (r *reader) fileErr(d *dir, it *item) (err error) {
 		it.file = &f
 		return nil
 	}
-	it.bytes = make([]byte, n.meta.size)
-	if _, err := f.ReadAt(it.bytes, 0); err == io.EOF {
-		return errChanged
+	it.bytes, err = readWhole(f, n)
+	return err
+}
+
+// readWhole reads a file that is the same before and after.
+func readWhole(f hostFile, n *node) ([]byte, error) {
+	b := make([]byte, n.meta.size)
+	if _, err := f.ReadAt(b, 0); err == io.EOF {
+		return nil, errChanged
 	} else if err != nil {
-		return err
+		return nil, err
 	}
-	return recheckFile(f, n)
+	return b, recheckFile(f, n)
 }
 
 func recheckFile(f hostFile, n *node) error {

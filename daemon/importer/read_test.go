@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -76,37 +77,47 @@ func twoPasses(t *testing.T, dir string, between func() error) error {
 	return read(ctx, top, root, w, o, m, f)
 }
 
-func TestALargeFileThatShrinksWhileItIsRead(t *testing.T) {
-	dir := t.TempDir()
-	name := filepath.Join(dir, "large")
-	if err := os.WriteFile(name, make([]byte, 4*smallFile), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	fd, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	meta, err := stat(int(fd.Fd()), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(name, 2*smallFile); err != nil {
-		t.Fatal(err)
-	}
-	n := &node{name: "large", parent: &node{}, meta: meta, ino: 2, names: 1}
-	it := &item{node: n, file: &hostFile{fd: int(fd.Fd())}, ok: true}
-	r := &reader{faults: &faults{}}
-	w := layerfmt.NewWriter(io.Discard, layerfmt.WriterOptions{Kind: layerfmt.Base})
-	defer w.Abort()
-	if err := r.writeItem(w, it, &meter{}); err != nil {
-		t.Errorf("the writer is blamed: %v", err)
-	}
-	var e *ChangedError
-	if err := r.faults.err(); !errors.As(err, &e) || !slices.Equal(e.Paths, []string{"large"}) {
-		t.Errorf("faults: %v, want large changed", err)
-	}
-	if err := fd.Close(); err != nil {
-		t.Fatal(err)
+func TestAFileThatChangesWhileItIsRead(t *testing.T) {
+	for name, change := range map[string]func(name string) error{
+		"shrinks":        func(name string) error { return os.Truncate(name, smallFile) },
+		"grows":          func(name string) error { return os.Truncate(name, 4*smallFile) },
+		"is overwritten": func(name string) error { return os.WriteFile(name, make([]byte, 2*smallFile), 0o600) },
+		"mode":           func(name string) error { return os.Chmod(name, 0o400) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "large")
+			if err := os.WriteFile(path, bytes.Repeat([]byte("x"), 2*smallFile), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			fd, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer fd.Close()
+			meta, err := stat(int(fd.Fd()), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := change(path); err != nil {
+				t.Fatal(err)
+			}
+			f := &hostFile{fd: int(fd.Fd())}
+			n := &node{name: "large", parent: &node{}, meta: meta, ino: 2, names: 1}
+			if _, err := readWhole(*f, n); !errors.Is(err, errChanged) {
+				t.Errorf("read ahead: %v, want %v", err, errChanged)
+			}
+
+			r := &reader{faults: &faults{}}
+			w := layerfmt.NewWriter(io.Discard, layerfmt.WriterOptions{Kind: layerfmt.Base})
+			defer w.Abort()
+			if err := r.writeItem(w, &item{node: n, file: f, ok: true}, &meter{}); err != nil {
+				t.Errorf("the writer is blamed: %v", err)
+			}
+			var e *ChangedError
+			if err := r.faults.err(); !errors.As(err, &e) || !slices.Equal(e.Paths, []string{"large"}) {
+				t.Errorf("read by the writer: %v, want large changed", err)
+			}
+		})
 	}
 }
 

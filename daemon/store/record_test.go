@@ -308,9 +308,18 @@ func TestCrashWhileTheLogGrows(t *testing.T) {
 			_, err = l.Append(l.next, b)
 			grown = grown || err == nil && l.size > before
 		}
-		for range 20 {
-			percent := rng.IntN(101)
-			left := mem.CrashClone(func() bool { return rng.IntN(100) < percent })
+		// Each change alone, and mixtures.
+		changes := 0
+		mem.CrashClone(func() bool {
+			changes++
+			return false
+		})
+		for j := range changes + 20 {
+			percent, at := rng.IntN(101), 0
+			left := mem.CrashClone(func() bool {
+				at++
+				return at == j+1 || j >= changes && rng.IntN(100) < percent
+			})
 			if _, _, err := openLog(left, func(uint64, []byte) error { return nil }); err != nil {
 				t.Fatalf("step %d: %v; steps %q", i, err, disk.Steps())
 			}
