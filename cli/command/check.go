@@ -56,7 +56,7 @@ func (s *sandboxd) checkCommand() *cobra.Command {
 }
 
 func (s *sandboxd) check(ctx context.Context, cfg config.Config) ([]Checked, error) {
-	_, held, err := lockHolders(cfg)
+	_, held, err := cfg.Holders()
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"ephemeral-sandbox/daemon/catalog"
+	"ephemeral-sandbox/daemon/client"
 	"ephemeral-sandbox/daemon/config"
 	"ephemeral-sandbox/daemon/fdstore"
 )
@@ -55,6 +56,18 @@ func (s *sandboxd) serveCommand() *cobra.Command {
 	return cmd
 }
 
+// takeLock takes the state directory's lock, or says who has it.
+func takeLock(ctx context.Context, cfg config.Config, wait time.Duration) (*config.Lock, error) {
+	l, err := cfg.TakeLock(ctx, wait)
+	if used, ok := errors.AsType[*config.InUseError](err); ok {
+		return nil, catalog.Errorf(catalog.PreconditionFailed, "%w: stop it with \"sandboxd stop --state-dir %s\", or choose another with --state-dir", used, client.Quote(cfg.StateDir))
+	}
+	if err != nil {
+		return nil, catalog.Errorf(catalog.PreconditionFailed, "state directory %s cannot be locked: %w", cfg.StateDir, err)
+	}
+	return l, nil
+}
+
 // serveParent holds the state directory's lock and the descriptors of live
 // sessions, and keeps a daemon running.
 func (s *sandboxd) serveParent(ctx context.Context, cfg config.Config, lockWait time.Duration) (err error) {
@@ -66,8 +79,8 @@ func (s *sandboxd) serveParent(ctx context.Context, cfg config.Config, lockWait 
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	own := owners{PID: os.Getpid()}
-	if err := l.name(own); err != nil {
+	own := config.Owners{PID: os.Getpid()}
+	if err := l.Name(own); err != nil {
 		return err
 	}
 	end, life, err := os.Pipe()
@@ -88,14 +101,14 @@ func (s *sandboxd) serveParent(ctx context.Context, cfg config.Config, lockWait 
 			cmd := exec.Command(s.app.Executable, "serve", "--child", "--state-dir", cfg.StateDir)
 			cmd.Args[0] = s.app.Name
 			cmd.Stdout, cmd.Stderr = s.app.Stdout, s.app.Stderr
-			cmd.ExtraFiles = []*os.File{l.f, end}
+			cmd.ExtraFiles = []*os.File{l.File, end}
 			// The terminal's Ctrl-C comes to the parent alone, which passes it on.
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			return cmd
 		},
 		Started: func(pid int) error {
 			own.Child = pid
-			return l.name(own)
+			return l.Name(own)
 		},
 		Died: func(pid int, state *os.ProcessState) {
 			log.Error("the daemon died and is replaced; its sessions live on", "pid", pid, "state", state.String())

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -45,7 +44,7 @@ func (s *sandboxd) startCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o, _, err := lockHolders(cfg)
+			o, _, err := cfg.Holders()
 			if err != nil {
 				return err
 			}
@@ -77,10 +76,8 @@ func (s *sandboxd) start(ctx context.Context, cfg config.Config) (started bool, 
 		return false, fmt.Errorf("start: %w", err)
 	}
 	defer func() { err = errors.Join(err, turn.Close()) }()
-	if err := flock(turn, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if err := awaitLock(ctx, turn, startTime); err != nil {
-			return false, catalog.Errorf(catalog.Unavailable, "another start of the daemon of state directory %s has not ended: %w", cfg.StateDir, err)
-		}
+	if err := config.LockFile(ctx, turn, startTime); err != nil {
+		return false, catalog.Errorf(catalog.Unavailable, "another start of the daemon of state directory %s has not ended: %w", cfg.StateDir, err)
 	}
 	c := client.New(cfg.StateDir)
 	defer c.Close()
@@ -95,7 +92,7 @@ func (s *sandboxd) start(ctx context.Context, cfg config.Config) (started bool, 
 // spawn starts a daemon in a session of its own and waits until it answers or
 // has ended.
 func (s *sandboxd) spawn(ctx context.Context, cfg config.Config, c *client.Client) (err error) {
-	watch, err := watchDir(cfg.StateDir)
+	watch, err := client.WatchDir(cfg.StateDir)
 	if err != nil {
 		return err
 	}
@@ -120,7 +117,7 @@ func (s *sandboxd) spawn(ctx context.Context, cfg config.Config, c *client.Clien
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // the daemon outlives this process
 	named := make(chan error, 1)
-	go func() { named <- watch.await(config.SocketName) }() // ends with watch.Close
+	go func() { named <- watch.Await(ctx, config.SocketName) }() // ends with ctx or the watch
 	for {
 		select {
 		case <-ended:
@@ -159,43 +156,6 @@ func lastLine(log *os.File, from int64, name string) string {
 	}
 	return last
 }
-
-// dirWatch tells when a name appears in a directory.
-type dirWatch struct{ f *os.File }
-
-func watchDir(dir string) (*dirWatch, error) {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return nil, fmt.Errorf("watch %s: %w", dir, err)
-	}
-	f := os.NewFile(uintptr(fd), "inotify")
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_MOVED_TO|unix.IN_CREATE); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch %s: %w", dir, err), f.Close())
-	}
-	return &dirWatch{f}, nil
-}
-
-// await returns nil when name appears, and an error when the watch is closed.
-func (d *dirWatch) await(name string) error {
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := d.f.Read(buf)
-		if err != nil {
-			return err
-		}
-		for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
-			ev := (*unix.InotifyEvent)(unsafe.Pointer(&b[0]))
-			end := unix.SizeofInotifyEvent + int(ev.Len)
-			if string(bytes.TrimRight(b[unix.SizeofInotifyEvent:end], "\x00")) == name {
-				return nil
-			}
-			b = b[end:]
-		}
-	}
-}
-
-// Close ends the watch.
-func (d *dirWatch) Close() error { return d.f.Close() }
 
 // startDaemon runs "sandboxd start" from beside this tool or from $PATH.
 func (a App) startDaemon(ctx context.Context, dir string) error {
@@ -247,7 +207,7 @@ func (s *sandboxd) stopCommand() *cobra.Command {
 // stopDaemon asks the daemon to end and returns when its processes have gone;
 // stopped is false when there was none.
 func stopDaemon(ctx context.Context, cfg config.Config) (stopped bool, err error) {
-	o, held, err := lockHolders(cfg)
+	o, held, err := cfg.Holders()
 	if err != nil || !held {
 		return false, err
 	}
@@ -261,12 +221,7 @@ func stopDaemon(ctx context.Context, cfg config.Config) (stopped bool, err error
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return false, catalog.Errorf(catalog.Unauthorized, "cannot stop sandboxd with pid %d: run as its user, or as root: %w", o.PID, err)
 	}
-	f, err := os.OpenFile(cfg.LockFile(), os.O_RDWR, 0)
-	if err != nil {
-		return false, fmt.Errorf("lock file: %w", err)
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := awaitLock(ctx, f, stopTime); err != nil {
+	if err := cfg.AwaitFree(ctx, stopTime); err != nil {
 		return false, catalog.Errorf(catalog.Unavailable, "sandboxd with pid %d has not ended within %s: see %s", o.PID, stopTime, cfg.LogFile())
 	}
 	return true, nil
@@ -326,7 +281,7 @@ const answerTime = 10 * time.Second
 
 func daemonStatus(ctx context.Context, cfg config.Config) (status, error) {
 	st := status{StateDir: cfg.StateDir, Socket: cfg.Socket(), Log: cfg.LogFile()}
-	o, held, err := lockHolders(cfg)
+	o, held, err := cfg.Holders()
 	if err != nil || !held {
 		return st, err
 	}

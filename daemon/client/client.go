@@ -16,6 +16,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"ephemeral-sandbox/daemon/catalog"
 	"ephemeral-sandbox/daemon/config"
@@ -153,25 +154,64 @@ func (c *Client) send(r *http.Request) (*http.Response, error) {
 	return nil, catalog.Errorf(catalog.Unavailable, "the daemon of state directory %s ended in the middle of the request, so its outcome is unknown: %w", c.paths.StateDir, err)
 }
 
-// dial connects to the socket through its directory's descriptor, because the
-// path may be longer than a socket address.
+// replaceTime bounds how long a request waits for the socket of a daemon that
+// holds its lock but is still starting, or being replaced after a crash.
+const replaceTime = 10 * time.Second
+
 func (c *Client) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	conn, err := c.connect(ctx)
+	if err == nil || !notThere(err) {
+		return conn, c.noDaemon(err)
+	}
+	if _, held, lockErr := c.paths.Holders(); lockErr != nil || !held {
+		return nil, c.noDaemon(err)
+	}
+	conn, err = c.awaitSocket(ctx)
+	return conn, c.noDaemon(err)
+}
+
+func (c *Client) awaitSocket(ctx context.Context) (net.Conn, error) {
+	ctx, stop := context.WithTimeout(ctx, replaceTime)
+	defer stop()
+	w, err := WatchDir(c.paths.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = w.Close() }() // it only listens
+	for {
+		conn, err := c.connect(ctx)
+		if err == nil || !notThere(err) {
+			return conn, err
+		}
+		if wait := w.Await(ctx, config.SocketName); wait != nil {
+			return nil, errStarting
+		}
+	}
+}
+
+var errStarting = errors.New("it is running, but has no socket yet: try again, or look into its log")
+
+func notThere(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOTDIR)
+}
+
+// connect goes to the socket through its directory's descriptor, because the
+// path may be longer than a socket address.
+func (c *Client) connect(ctx context.Context) (net.Conn, error) {
 	dir, err := os.Open(c.paths.StateDir)
 	if err != nil {
-		return nil, c.noDaemon(err)
+		return nil, err
 	}
 	defer func() { _ = dir.Close() }() // a directory: nothing was written
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), config.SocketName))
-	if err != nil {
-		return nil, c.noDaemon(err)
-	}
-	return conn, nil
+	return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), config.SocketName))
 }
 
 func (c *Client) noDaemon(err error) error {
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOTDIR):
+	case err == nil:
+		return nil
+	case notThere(err):
 		return catalog.Errorf(catalog.Unavailable, "no daemon is running for state directory %s: start one with \"sandboxd start --state-dir %s\", or pass --auto-start", c.paths.StateDir, Quote(c.paths.StateDir)).
 			With(map[string]string{"state_dir": c.paths.StateDir})
 	case errors.Is(err, fs.ErrPermission):

@@ -1,10 +1,14 @@
 package config_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"ephemeral-sandbox/daemon/config"
 )
@@ -89,5 +93,59 @@ func TestValidateReportsEveryComplaint(t *testing.T) {
 	}
 	if err := config.Default("/x").Validate(); err != nil {
 		t.Errorf("defaults: %v", err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	c := config.Default(t.TempDir())
+	if _, held, err := c.Holders(); held || err != nil {
+		t.Fatalf("before any lock: held %v, %v", held, err)
+	}
+	l, err := c.TakeLock(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o, held, err := c.Holders(); !held || err != nil || o.PID != 0 {
+		t.Errorf("unnamed: %+v %v %v", o, held, err)
+	}
+	want := config.Owners{PID: 4711, Child: 4712}
+	if err := errors.Join(l.Name(config.Owners{PID: 99999, Child: 99998}), l.Name(want)); err != nil {
+		t.Fatal(err)
+	}
+	if o, held, err := c.Holders(); !held || err != nil || o != want {
+		t.Errorf("named: %+v %v %v", o, held, err)
+	}
+	_, err = c.TakeLock(t.Context(), time.Millisecond)
+	if e, ok := errors.AsType[*config.InUseError](err); !ok || e.Owners != want || !strings.Contains(e.Error(), c.StateDir) || !strings.Contains(e.Error(), "4711") {
+		t.Errorf("a second lock: %v", err)
+	}
+
+	// A waiter gets it when the last descriptor of the open file is closed.
+	copied, err := unix.FcntlInt(l.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, held, err := c.Holders(); !held || err != nil {
+		t.Errorf("with a duplicate open: held %v, %v", held, err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		l, err := c.TakeLock(t.Context(), time.Minute)
+		if err == nil {
+			err = l.Close()
+		}
+		got <- err
+	}()
+	if err := unix.Close(copied); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Errorf("the waiter: %v", err)
+	}
+	if err := c.AwaitFree(t.Context(), time.Minute); err != nil {
+		t.Errorf("when it is free: %v", err)
 	}
 }

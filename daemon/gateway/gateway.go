@@ -19,7 +19,6 @@ package gateway
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -429,12 +428,12 @@ func writeError(w http.ResponseWriter, err error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
-	b, err := json.Marshal(v)
+	b, err := encode(v)
 	if err != nil {
 		status = http.StatusInternalServerError
-		b, _ = json.Marshal(catalog.ErrorBody{Error: catalog.AsError(fmt.Errorf("encode the answer: %w", err))})
+		b, _ = encode(catalog.ErrorBody{Error: catalog.AsError(err)}) // nothing in it can fail
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(b, '\n')) // a client that is gone misses nothing
+	_, _ = w.Write(b) // a client that is gone misses nothing
 }

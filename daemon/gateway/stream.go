@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -75,18 +76,28 @@ type line struct {
 }
 
 func (a *answer) line(l line) error {
-	b, err := json.Marshal(l)
+	b, err := encode(l)
 	if err != nil {
-		l := line{Error: catalog.AsError(fmt.Errorf("encode the answer: %w", err))}
-		if b, err = json.Marshal(l); err != nil {
+		if b, err = encode(line{Error: catalog.AsError(err)}); err != nil {
 			return err
 		}
 	}
 	a.w.Header().Set("Content-Type", StreamType)
-	if _, err := a.w.Write(append(b, '\n')); err != nil {
+	if _, err := a.w.Write(b); err != nil {
 		return err
 	}
 	return a.rc.Flush()
+}
+
+// encode writes v as one line.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // no browser reads this, people do
+	if err := e.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode the answer: %w", err)
+	}
+	return b.Bytes(), nil
 }
 
 func (a *answer) fail(err error) {
