@@ -84,7 +84,7 @@ func (j *judge) run(d Delta) (*Verdict, error) {
 			continue
 		}
 		j.noteDeleted(c.Was, spot{})
-		if j.session.alive(c.Was) && j.head.at(c.Dir, c.Name).Ino == c.Was {
+		if h := j.head.at(c.Dir, c.Name).Ino; j.session.alive(c.Was) && !j.keepsName(c.Was) && h != 0 && (h == c.Was || h == j.replacement(c.Was)) {
 			j.set(Key{c.Dir, c.Name}, 0, 0) // moved away before the directory went
 		}
 	}
@@ -239,6 +239,9 @@ func (j *judge) entry(dir tree.Ino, name string) {
 	}
 	m := j.mergeEntry(entry{at: at, to: Key{p.target, name}, b: b, h: h, s: s})
 	j.set(Key{p.target, name}, m.Ino, m.Kind)
+	if h.Ino != 0 && m.Ino == h.Ino && p.head != p.target {
+		j.unname(h.Ino, Key{p.head, name}) // it goes over into the session's new directory
+	}
 }
 
 // madeAgain reports whether the session has put in the place of b what b was.
@@ -590,9 +593,14 @@ func (j *judge) rename(x tree.Ino) {
 		BaseIno: x, HeadIno: x, SessionIno: x, SessionKey: at, HeadKey: added[0],
 	})
 	for _, k := range added {
-		if d, changed := j.puts[k]; !changed || d.Ino == x {
-			j.set(k, 0, 0)
-		}
+		j.unname(x, k)
+	}
+}
+
+// unname takes the head's entry k from x, unless something else is there now.
+func (j *judge) unname(x tree.Ino, k Key) {
+	if d, changed := j.puts[k]; !changed || d.Ino == x {
+		j.set(k, 0, 0)
 	}
 }
 
@@ -661,7 +669,7 @@ func (j *judge) removedTree(base, head, session tree.Ino) bool {
 		any = true
 		j.reportDeleted(base, head, at)
 	}
-	if base == head && session == 0 && j.headChanged(head) {
+	if base != 0 && session == 0 && !sameMeta(j.base.inode(base), j.head.inode(head)) {
 		if names := j.head.namesOf(head); len(names) > 0 {
 			lose(base, head, names[0])
 		}
@@ -736,7 +744,7 @@ func (j *judge) cycles() {
 func (j *judge) unmoveRing(ring []tree.Ino) {
 	for _, y := range ring {
 		for _, n := range j.head.namesOf(y) {
-			j.set(Key{n.Dir, n.Name}, 0, 0)
+			j.unname(y, Key{n.Dir, n.Name})
 		}
 	}
 	for _, y := range ring {
@@ -785,17 +793,17 @@ func (j *judge) audit() {
 		if len(names) == 0 || m.alive(x) || heads[x] || sessions[x] || !j.base.alive(x) || !j.head.alive(x) {
 			continue
 		}
+		at := Key{names[0].Dir, names[0].Name}
 		if slices.ContainsFunc(names, func(n tree.Dirent) bool { return j.head.at(j.place(n.Dir).head, n.Name).Ino != 0 }) {
 			if there := j.head.namesOf(x); j.headChanged(x) { // replaced by the head, but changed under another name
 				j.reportDeleted(x, x, there[0])
-				j.beside(Key{there[0].Dir, there[0].Name}, there[0])
+				j.beside(Key{j.targetOf(at.Dir), at.Name}, there[0])
 			}
 			continue
 		}
-		at := Key{names[0].Dir, names[0].Name}
 		j.modifyDelete(at, x, x)
 		for _, n := range j.head.namesOf(x) {
-			j.set(Key{n.Dir, n.Name}, 0, 0)
+			j.unname(x, Key{n.Dir, n.Name})
 		}
 		j.set(Key{j.targetOf(at.Dir), at.Name}, x, names[0].Kind)
 	}

@@ -345,7 +345,7 @@ func (w *world) delta(base *world) occ.Delta {
 			d.Inodes = append(d.Inodes, occ.InodeChange{Inode: s.Inode, New: true, Data: true, Meta: true})
 		case s.data != b.data:
 			d.Inodes = append(d.Inodes, occ.InodeChange{Inode: s.Inode, Data: true})
-		case s.Ctime != b.Ctime:
+		case s.Ctime != b.Ctime || s.Nlink != b.Nlink:
 			d.Inodes = append(d.Inodes, occ.InodeChange{Inode: s.Inode, Meta: true})
 		}
 	}

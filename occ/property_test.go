@@ -1,6 +1,7 @@
 package occ_test
 
 import (
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -212,11 +213,18 @@ func tokensOf(w *world) map[string]bool {
 	return set
 }
 
-func scenes(t *testing.T) uint64 {
-	if testing.Short() {
-		return 500
+var (
+	sceneCount = flag.Uint64("occ.scenes", 1500, "random scenes for each property")
+	firstScene = flag.Uint64("occ.first", 0, "seed of the first scene")
+)
+
+// scenes are the seeds to go through.
+func scenes(yield func(uint64) bool) {
+	for seed := *firstScene; seed < *firstScene+*sceneCount; seed++ {
+		if !yield(seed) {
+			return
+		}
 	}
-	return 150000
 }
 
 // TestNothingIsLost: whatever two users do, the outcome is a sound tree in which
@@ -224,12 +232,12 @@ func scenes(t *testing.T) uint64 {
 // conflict, in the session after a refresh when there is one.
 func TestNothingIsLost(t *testing.T) {
 	clean := 0
-	for seed := range scenes(t) {
+	for seed := range scenes {
 		if nothingIsLost(t, newScene(seed, true, true)) {
 			clean++
 		}
 	}
-	t.Logf("%d of %d without conflict", clean, scenes(t))
+	t.Logf("%d of %d without conflict", clean, *sceneCount)
 }
 
 func nothingIsLost(t *testing.T, s scene) (clean bool) {
@@ -312,7 +320,7 @@ func tell(b, h, s state) (m state, ok bool) {
 // TestPathByPath holds the verdict against the table told by path.
 func TestPathByPath(t *testing.T) {
 	clean := 0
-	for seed := range scenes(t) {
+	for seed := range scenes {
 		s := newScene(seed, false, false)
 		if remade(s.base, s.session) {
 			continue // 15: what the session put away with a directory is not told by path
@@ -353,14 +361,14 @@ func TestPathByPath(t *testing.T) {
 			t.Fatalf("merged\n%sby path %v\n%s", out, want, s.log)
 		}
 	}
-	t.Logf("%d of %d without conflict", clean, scenes(t))
+	t.Logf("%d of %d without conflict", clean, *sceneCount)
 }
 
 // TestOrderDoesNotMatter: two deltas that publish in both orders make the same
 // tree. Disjoint ones that publish in one order publish in the other.
 func TestOrderDoesNotMatter(t *testing.T) {
 	both, disjoint := 0, 0
-	for seed := range scenes(t) {
+	for seed := range scenes {
 		s := newScene(seed, seed%4 > 0, false)
 		if remade(s.base, s.head) || remade(s.base, s.session) {
 			continue // 13 and 15: it matters who made a directory anew

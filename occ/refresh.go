@@ -110,8 +110,11 @@ func (j *judge) payOwed() {
 	slices.SortStableFunc(j.owed, func(a, b owed) int { return cmp.Compare(j.depth(a.ino), j.depth(b.ino)) })
 	m := j.mergedTree()
 	for _, o := range j.owed {
-		if o.to.Dir == 0 || m.alive(o.ino) {
+		if m.alive(o.ino) {
 			continue
+		}
+		if !m.alive(o.to.Dir) {
+			o.to.Dir = tree.RootIno // its directory has gone too
 		}
 		j.set(j.freeName(o.to), o.ino, o.kind)
 		if m.live[o.ino] = true; o.kind == tree.Dir {
@@ -173,16 +176,20 @@ func (j *judge) layOut(u unit, r result) {
 		j.plan(plan)
 		return
 	}
-	if j.plans[plan.Ino] == nil { // else it has merged with its own other version
+	in := u.session
+	if s.Kind == tree.Dir {
+		in = j.targetOf(u.session)
+	}
+	if in == u.session && j.plans[in] == nil { // else it has merged with its own other version
 		j.plan(plan)
 	}
 	if u.to.Dir == 0 {
 		u.to.Dir = j.targetOf(u.at.Dir)
 	}
-	if there := j.head.at(u.to.Dir, u.to.Name); there.Ino != 0 && there.Ino != u.session && there.Ino != u.head {
+	if there := j.head.at(u.to.Dir, u.to.Name); there.Ino != 0 && there.Ino != in && there.Ino != u.head {
 		j.beside(u.to, there)
 	}
-	j.set(u.to, u.session, s.Kind)
+	j.set(u.to, in, s.Kind)
 	if u.head != u.session {
 		j.beside(u.to, tree.Dirent{Ino: u.head, Kind: h.Kind})
 		return

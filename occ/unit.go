@@ -60,35 +60,42 @@ func (j *judge) settleUnits() {
 // settle merges the units of one target. Where the head changed two files that
 // the session made one, or the other way round, there is no merging them.
 func (j *judge) settle(us []unit) {
-	var active []unit
 	heads, sessions := map[tree.Ino]bool{}, map[tree.Ino]bool{}
+	first, best := us[0], -1
 	for _, u := range us {
+		worth := 0
 		if !j.headKept(u) {
-			active = append(active, u)
 			heads[u.base] = true
+			worth += 2
 		}
 		if !j.sessionKept(u) {
 			sessions[u.session] = true
+			worth++
+		}
+		if worth > best {
+			first, best = u, worth
 		}
 	}
 	switch {
-	case len(heads) > 1 || len(sessions) > 1:
+	case len(heads) > 1 || len(sessions) > 1 || best == 2 && len(sessions) > 0:
 		r := result{}
 		r.clash(conflictKindFor(j.session.inode(us[0].session)), "")
 		for _, u := range us {
 			j.clashed(u, r)
 			r = result{} // the same conflict, other versions
 		}
-	case len(active) > 0:
-		j.mergeUnit(active[0])
+	case len(heads) > 0:
+		j.mergeUnit(first)
 	default:
 		// A file moved over another keeps its own record unless it has a
 		// change of its own; anything else takes what the session has.
-		for _, u := range us {
-			if u.base == u.session || !j.base.alive(u.target) || u.target == u.base {
-				j.mergeUnit(u)
-				return
-			}
+		us = slices.DeleteFunc(slices.Clone(us), func(u unit) bool {
+			return u.base != u.session && u.target != u.base && j.base.alive(u.target)
+		})
+		if at := slices.IndexFunc(us, func(u unit) bool { return !j.sessionKept(u) }); at >= 0 {
+			j.mergeUnit(us[at])
+		} else if len(us) > 0 {
+			j.mergeUnit(us[0])
 		}
 	}
 }
