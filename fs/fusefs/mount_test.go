@@ -304,42 +304,66 @@ type remote struct {
 	*mounted
 	config serverConfig
 	cmd    *exec.Cmd
-	ready  *os.File
+	start  *os.File // closed to let the process begin
+	ready  *os.File // gives a byte when it serves
 	stderr *lines
 }
 
-// startServer starts a server process on m and waits until it serves.
-func startServer(t *testing.T, m *mounted, c serverConfig, env ...string) *remote {
+// spawn starts a server process for m, which does nothing yet. A test that has
+// files of a view open must have all its servers spawned by then: starting a
+// process closes copies of them, which asks the view, and waits for it.
+func spawn(t *testing.T, m *mounted, c serverConfig, env ...string) *remote {
 	t.Helper()
 	arg, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	ready, readyW, err := os.Pipe()
+	must(t, err)
+	startR, start, err := os.Pipe()
+	must(t, err)
 	dev, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	devFile := os.NewFile(uintptr(dev), "/dev/fuse")
-	defer devFile.Close()
-	v := &remote{mounted: m, config: c, ready: r, stderr: &lines{}}
+	v := &remote{mounted: m, config: c, start: start, ready: ready, stderr: &lines{}}
 	v.cmd = exec.Command("/proc/self/exe", string(arg))
 	v.cmd.Env = append(append(os.Environ(), roleVar+"="+roleServe), env...)
-	v.cmd.ExtraFiles = []*os.File{devFile, w}
-	v.cmd.Stderr = v.stderr
-	if err := v.cmd.Start(); err != nil {
-		t.Fatal(err)
+	v.cmd.Stdin, v.cmd.Stderr = startR, v.stderr
+	v.cmd.ExtraFiles = []*os.File{devFile, readyW}
+	err = v.cmd.Start()
+	for _, f := range []*os.File{devFile, readyW, startR} {
+		f.Close()
 	}
-	w.Close()
-	if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
-		v.cmd.Wait()
-		t.Fatalf("the server did not start: %v\n%s", err, v.stderr)
-	}
-	r.Close()
+	must(t, err)
+	t.Cleanup(func() {
+		if v.cmd.ProcessState == nil {
+			v.cmd.Process.Kill()
+			v.cmd.Wait()
+		}
+		v.start.Close()
+		v.ready.Close()
+	})
 	return v
+}
+
+// serve lets the server begin and waits until it serves.
+func (v *remote) serve(t *testing.T) {
+	t.Helper()
+	must(t, v.start.Close())
+	if _, err := io.ReadFull(v.ready, make([]byte, 1)); err != nil {
+		t.Fatalf("the server did not start: %v, %v\n%s", err, v.cmd.Wait(), v.stderr)
+	}
+}
+
+// endsWell waits for the server, which ends with the connection.
+func (v *remote) endsWell(t *testing.T) {
+	t.Helper()
+	v.unmount()
+	v.closeFD()
+	if err := v.cmd.Wait(); err != nil {
+		t.Errorf("the server ended with %v", err)
+	}
+	if s := v.stderr.String(); s != "" {
+		t.Errorf("the server said:\n%s", s)
+	}
 }
 
 // serveRemote mounts a view and serves it from another process, which ends with
@@ -348,31 +372,22 @@ func serveRemote(t *testing.T, level TraceLevel, env ...string) *remote {
 	t.Helper()
 	m := mount(t)
 	dir := t.TempDir()
-	v := startServer(t, m, serverConfig{Dir: filepath.Join(dir, "upper"), Inos: filepath.Join(dir, "inos"), Level: level.String()}, env...)
+	v := spawn(t, m, serverConfig{Dir: filepath.Join(dir, "upper"), Inos: filepath.Join(dir, "inos"), Level: level.String()}, env...)
+	v.serve(t)
 	m.closeFD() // so that the connection ends with the server
-	t.Cleanup(func() {
-		m.unmount()
-		if err := v.cmd.Wait(); err != nil {
-			t.Errorf("the server ended with %v", err)
-		}
-		if s := v.stderr.String(); s != "" {
-			t.Errorf("the server said:\n%s", s)
-		}
-	})
+	t.Cleanup(func() { v.endsWell(t) })
 	return v
 }
 
 // kill ends the server as a crash would.
 func (v *remote) kill(t *testing.T) {
 	t.Helper()
-	if err := v.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, v.cmd.Process.Kill())
 	v.cmd.Wait()
 }
 
-// serveMain is the server process: descriptor 3 is the mounted /dev/fuse, 4 is
-// where it says that it serves.
+// serveMain is the server process: it begins when its standard input ends;
+// descriptor 3 is the mounted /dev/fuse, 4 is where it says that it serves.
 func serveMain() {
 	if err := serveProcess(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -382,6 +397,9 @@ func serveMain() {
 }
 
 func serveProcess() error {
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return err
+	}
 	var c serverConfig
 	if err := json.Unmarshal([]byte(os.Args[1]), &c); err != nil {
 		return err
