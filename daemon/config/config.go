@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // Config is every setting of a daemon. Sizes are bytes; zero is fit for none
@@ -124,7 +125,7 @@ func Load(stateDir string, getenv func(string) string) (Config, error) {
 	c := Default(stateDir)
 	b, err := os.ReadFile(c.File())
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // defaults; whoever makes the directory complains
 	case err != nil:
 		return Config{}, fmt.Errorf("read settings: %w", err)
 	default:
