@@ -175,6 +175,8 @@ func (j *judge) placeNew(dir tree.Ino, name tree.Dirent) place {
 	}
 	if h.Kind == tree.Dir {
 		switch {
+		case j.session.alive(b.Ino) && j.replacement(b.Ino) == h.Ino:
+			// The session moved b away, and with it what the head made of it.
 		case !j.base.alive(h.Ino):
 			p.head, p.target = h.Ino, h.Ino
 		case p.base != 0:
@@ -248,7 +250,7 @@ func (j *judge) entry(dir tree.Ino, name string) {
 // Of a directory what is in it is judged for itself.
 func (j *judge) madeAgain(b, s tree.Dirent) bool {
 	if b.Kind == tree.Dir && s.Kind == tree.Dir {
-		return sameMeta(j.base.inode(b.Ino), j.session.inode(s.Ino))
+		return j.place(s.Ino).target == 0 && sameMeta(j.base.inode(b.Ino), j.session.inode(s.Ino))
 	}
 	return b.Ino != 0 && !j.base.alive(s.Ino) && j.same(j.base, b.Ino, j.session, s.Ino)
 }
@@ -382,6 +384,9 @@ func (j *judge) madeTwice(e entry) tree.Dirent {
 	u := unit{base: e.b.Ino, head: e.h.Ino, session: e.s.Ino, target: e.s.Ino, at: e.at, to: e.to}
 	fresh := !j.base.alive(e.s.Ino)
 	if e.s.Kind == tree.Dir && e.h.Kind == tree.Dir && fresh && !j.base.alive(e.h.Ino) { // 13
+		if j.place(e.s.Ino).target == e.s.Ino {
+			return e.s
+		}
 		if e.b.Kind != tree.Dir {
 			u.base = 0
 		}
@@ -627,7 +632,7 @@ func (j *judge) deletions() {
 		case at == (spot{}), j.turned[x]: // judged with its directory, or as a unit
 		case kept.Kind == tree.Dir && kept.Ino == x: // 15
 			by := j.session.at(at.at.Dir, at.at.Name)
-			if by.Kind != tree.Dir {
+			if by.Kind != tree.Dir || j.place(by.Ino).base != x {
 				by.Ino = 0
 			}
 			if j.removedTree(x, x, by.Ino) {

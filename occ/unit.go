@@ -60,12 +60,12 @@ func (j *judge) settleUnits() {
 // settle merges the units of one target. Where the head changed two files that
 // the session made one, or the other way round, there is no merging them.
 func (j *judge) settle(us []unit) {
-	heads, sessions := map[tree.Ino]bool{}, map[tree.Ino]bool{}
+	heads, sessions := map[[2]tree.Ino]bool{}, map[tree.Ino]bool{}
 	first, best := us[0], -1
 	for _, u := range us {
 		worth := 0
 		if !j.headKept(u) {
-			heads[u.base] = true
+			heads[[2]tree.Ino{u.base, u.head}] = true
 			worth += 2
 		}
 		if !j.sessionKept(u) {
