@@ -104,7 +104,7 @@ func renderActivity(w *strings.Builder, r *catalog.ActivityResult) {
 			w.WriteString(": every path is here, but counts leave out what the kernel's cache answered")
 		}
 		if s.Gaps > 0 {
-			fmt.Fprintf(w, "; %d accesses could not be recorded", s.Gaps)
+			fmt.Fprintf(w, "; %s could not be recorded", count(int64(s.Gaps), "access"))
 		}
 		w.WriteByte('\n')
 	}
@@ -130,7 +130,7 @@ func renderLayers(w *strings.Builder, r *catalog.LayerStackResult) {
 	table(w, "COMMIT\tSTORED\tCONTENT\tBY\tTIME\tLEASED BY\tMESSAGE", func(row func(...any)) {
 		for _, l := range r.Layers {
 			row(l.Commit.Commit, bytesText(l.StoredBytes), bytesText(l.LogicalBytes), dash(strings.TrimPrefix(author(l.Session, l.Operation), "by ")),
-				clock(l.Time), dash(strings.Join(l.LeasedBy, " ")), printable(catalog.Text(l.Message)))
+				clock(l.Time), dash(strings.Join(l.LeasedBy, " ")), dash(printable(catalog.Text(l.Message))))
 		}
 	})
 	fmt.Fprintf(w, "head %s, %s, %s stored for %s, %s\n", r.Head, count(int64(len(r.Layers)), "layer"), bytesText(r.StoredBytes), bytesText(r.LogicalBytes), count(int64(r.Leases), "lease"))
