@@ -243,15 +243,11 @@ func TestByteBoundLeavesOneGap(t *testing.T) {
 }
 
 func TestOverflowIsAGap(t *testing.T) {
-	r := open(t, t.TempDir(), Options{MaxMemory: 2 * minTable, Clock: newClock().read})
-	defer closeRec(t, r)
-	// With a table that seems to be on its way to disk, the active one has to
-	// refuse what does not fit.
-	r.mu.Lock()
-	busy := newTable()
-	r.frozen = busy
-	r.mu.Unlock()
-	// The spiller was not told, so it sleeps until the Broadcast below.
+	r, err := load(t.TempDir(), Options{MaxMemory: 2 * minTable, Clock: newClock().read})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nothing spills yet: with both tables full, notes are refused.
 	const n = 1000
 	for i := range n {
 		r.Note(1, Read, tree.Ino(i), 0, "")
@@ -261,9 +257,8 @@ func TestOverflowIsAGap(t *testing.T) {
 	if len(g) != 1 || g[0].Reason != Overflow || g[0].Notes+kept != n || kept == 0 {
 		t.Errorf("%d kept, gaps %v", kept, g)
 	}
-	r.mu.Lock()
-	r.cond.Broadcast()
-	r.mu.Unlock()
+	go r.spill()
+	defer closeRec(t, r)
 	if err := r.Flush(); err != nil {
 		t.Fatal(err)
 	}

@@ -77,6 +77,16 @@ func (r *Recorder) path(seq uint64) string {
 // Open opens the record in dir, which is made when missing. Damage found there
 // is not an error but a gap. One Recorder at a time may have a directory open.
 func Open(dir string, o Options) (*Recorder, error) {
+	r, err := load(dir, o)
+	if err != nil {
+		return nil, fmt.Errorf("open access record: %w", err)
+	}
+	go r.spill()
+	return r, nil
+}
+
+// load is Open without the spiller.
+func load(dir string, o Options) (*Recorder, error) {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
 	}
@@ -87,22 +97,18 @@ func Open(dir string, o Options) (*Recorder, error) {
 		o.Clock = time.Now
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("open access record: %w", err)
+		return nil, err
 	}
 	r := &Recorder{
 		dir: dir, maxBytes: o.MaxBytes, maxTable: max(o.MaxMemory/2, minTable), clock: o.Clock,
 		done: make(chan struct{}), active: newTable(), next: 1,
 	}
 	r.cond = sync.NewCond(&r.mu)
-	if err := r.load(); err != nil {
-		return nil, fmt.Errorf("open access record: %w", err)
-	}
-	go r.spill()
-	return r, nil
+	return r, r.adopt()
 }
 
-// load finds the segments on disk and marks the directory as live.
-func (r *Recorder) load() error {
+// adopt finds the segments on disk and marks the directory as live.
+func (r *Recorder) adopt() error {
 	names, err := os.ReadDir(r.dir)
 	if err != nil {
 		return err

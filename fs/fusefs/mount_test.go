@@ -325,7 +325,9 @@ func spawn(t *testing.T, m *mounted, c serverConfig, env ...string) *remote {
 	devFile := os.NewFile(uintptr(dev), "/dev/fuse")
 	v := &remote{mounted: m, config: c, start: start, ready: ready, stderr: &lines{}}
 	v.cmd = exec.Command("/proc/self/exe", string(arg))
-	v.cmd.Env = append(append(os.Environ(), roleVar+"="+roleServe), env...)
+	// Without the last one a server under the race detector takes a second to
+	// end.
+	v.cmd.Env = append(append(os.Environ(), env...), roleVar+"="+roleServe, "GORACE=atexit_sleep_ms=0")
 	v.cmd.Stdin, v.cmd.Stderr = startR, v.stderr
 	v.cmd.ExtraFiles = []*os.File{devFile, readyW}
 	err = v.cmd.Start()

@@ -122,8 +122,7 @@ func crashable(t *testing.T, servers int, edit func(i int, c *serverConfig)) []*
 func TestTakeOver(t *testing.T) {
 	servers := crashable(t, 2, nil)
 	t.Cleanup(func() { servers[1].endsWell(t) }) // when all files are closed
-	v := servers[0]
-	p := func(names ...string) string { return filepath.Join(append([]string{v.dir}, names...)...) }
+	p := func(names ...string) string { return filepath.Join(append([]string{servers[0].dir}, names...)...) }
 	open := func(path string, flags int) int {
 		t.Helper()
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0o644)
@@ -159,15 +158,14 @@ func TestTakeOver(t *testing.T) {
 	removed := open(p("gone"), unix.O_RDONLY|unix.O_DIRECTORY)
 	must(t, unix.Rmdir(p("gone")))
 
-	v.kill(t)
+	servers[0].kill(t)
 	// While nobody serves, requests wait.
 	waiting := make(chan error)
 	go func() {
 		var st unix.Stat_t
 		waiting <- unix.Stat(p("lower", "link1"), &st)
 	}()
-	v = servers[1]
-	v.serve(t)
+	servers[1].serve(t)
 	must(t, <-waiting)
 
 	if got := pread(reading, 16, 1<<19); got != "0123456789abcdef" {
