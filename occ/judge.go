@@ -84,8 +84,13 @@ func (j *judge) run(d Delta) (*Verdict, error) {
 			continue
 		}
 		j.noteDeleted(c.Was, spot{})
-		if h := j.head.at(c.Dir, c.Name).Ino; j.session.alive(c.Was) && !j.keepsName(c.Was) && h != 0 && (h == c.Was || h == j.replacement(c.Was)) {
-			j.set(Key{c.Dir, c.Name}, 0, 0) // moved away before the directory went
+		if !j.base.alive(c.Was) || !j.session.alive(c.Was) || j.keepsName(c.Was) {
+			continue
+		}
+		// Moved away before the directory went.
+		k := Key{j.headOfBase(c.Dir), c.Name}
+		if h := j.head.at(k.Dir, k.Name).Ino; h != 0 && (h == c.Was || h == j.replacement(c.Was)) {
+			j.set(k, 0, 0)
 		}
 	}
 	j.implicit(dirents)
@@ -226,11 +231,11 @@ func (j *judge) entry(dir tree.Ino, name string) {
 		j.noteDeleted(b.Ino, spot{at: at, to: Key{p.target, name}, head: Key{p.head, name}})
 	}
 	if p.gone != 0 {
-		if s.Ino != 0 && s.Ino != b.Ino && !j.madeAgain(b, s) {
+		if s.Ino != 0 && (s.Ino != b.Ino && !j.madeAgain(b, s) || s.Ino == b.Ino && j.follows(s.Ino)) {
 			j.lost[p.gone] = append(j.lost[p.gone], j.session.path(at))
 			to := Key{j.targetOf(dir), name}
 			switch {
-			case j.base.alive(s.Ino) && j.replacement(s.Ino) != 0: // 16
+			case j.follows(s.Ino): // 16
 				s = j.arrive(entry{at: at, to: to, b: b, s: s})
 			case s.Kind == tree.Dir:
 				s.Ino = j.targetOf(s.Ino)
@@ -303,6 +308,9 @@ func (j *judge) mergeEntry(e entry) tree.Dirent {
 		}
 		return e.h
 	case e.s.Ino == e.b.Ino: // 1
+		if e.h.Ino == 0 && j.follows(e.s.Ino) {
+			return j.arrive(e)
+		}
 		return e.h
 	case e.h.Ino == e.b.Ino: // 2, 19; a change in place is the unit's business
 		if e.s.Ino == 0 {
@@ -451,6 +459,12 @@ func (j *judge) replacement(x tree.Ino) tree.Ino {
 		}
 	}
 	return 0
+}
+
+// follows reports whether the session moved x, and the head replaced it where it
+// was: what replaced it goes where x went.
+func (j *judge) follows(x tree.Ino) bool {
+	return j.base.alive(x) && !j.keepsName(x) && j.replacement(x) != 0
 }
 
 // keepsName reports whether the session has x under a name of the base.
