@@ -43,6 +43,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv(config.StateDirVar, e.Getenv("WORK")+"/state")
 			e.Setenv("TZ", "UTC")
+			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector delays every exit by a second
 			e.Defer(func() { endDaemon(t, config.Default(e.Getenv("WORK")+"/state")) })
 			return nil
 		},

@@ -47,7 +47,7 @@ func (s *sandboxd) serveCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&child, "child", false, "be the process that the parent starts")
-	cmd.Flags().DurationVar(&lockWait, "lock-wait", 0, "wait so long for an earlier daemon that is ending")
+	cmd.Flags().DurationVar(&lockWait, "lock-wait", time.Second, "wait so long for an earlier daemon that is ending")
 	for _, hidden := range []string{"child", "lock-wait"} {
 		if err := cmd.Flags().MarkHidden(hidden); err != nil {
 			panic(err) // a flag of this function's own

@@ -117,7 +117,10 @@ func (s *sandboxd) spawn(ctx context.Context, cfg config.Config, c *client.Clien
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // the daemon outlives this process
 	named := make(chan error, 1)
-	go func() { named <- watch.Await(ctx, config.SocketName) }() // ends with ctx or the watch
+	go func() { // ends with ctx or the watch
+		_, err := watch.Await(ctx, config.SocketName)
+		named <- err
+	}()
 	for {
 		select {
 		case <-ended:

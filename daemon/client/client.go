@@ -183,11 +183,22 @@ func (c *Client) awaitSocket(ctx context.Context) (net.Conn, error) {
 		if err == nil || !notThere(err) {
 			return conn, err
 		}
-		if wait := w.Await(ctx, config.SocketName); wait != nil {
+		if _, held, lockErr := c.paths.Holders(); lockErr != nil || !held {
+			return nil, err // it was on its way out
+		}
+		name, wait := w.Await(ctx, config.SocketName, config.LockName)
+		if wait != nil {
 			return nil, errStarting
+		}
+		if name == config.LockName {
+			// The lock's end follows the file's close after a moment.
+			_ = c.paths.AwaitFree(ctx, lockLag) // Holders tells
 		}
 	}
 }
+
+// lockLag is how long after its file's last close a lock may still be held.
+const lockLag = 100 * time.Millisecond
 
 var errStarting = errors.New("it is running, but has no socket yet: try again, or look into its log")
 

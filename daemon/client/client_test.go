@@ -24,8 +24,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // serve answers every request on dir's socket with h.
 func serve(t *testing.T, dir string, h http.HandlerFunc) {
 	t.Helper()
-	l, err := net.Listen("unix", filepath.Join(dir, config.SocketName))
+	l, err := net.Listen("unix", filepath.Join(dir, "listening"))
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(l.Addr().String(), filepath.Join(dir, config.SocketName)); err != nil {
 		t.Fatal(err)
 	}
 	var handlers sync.WaitGroup
@@ -158,6 +161,34 @@ func TestQuote(t *testing.T) {
 	} {
 		if got := client.Quote(in); got != want {
 			t.Errorf("Quote(%q) = %s, want %s", in, got, want)
+		}
+	}
+}
+
+// A daemon that holds its lock but has no socket yet is waited for, until it has
+// one or is gone.
+func TestADaemonThatIsBeingReplacedIsWaitedFor(t *testing.T) {
+	for _, comes := range []bool{true, false} {
+		dir := t.TempDir()
+		lock, err := config.Default(dir).TakeLock(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan *catalog.Error, 1)
+		go func() { got <- call(t, dir, nil) }()
+		if comes {
+			serve(t, dir, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"sandboxes":[]}`) })
+			if e := <-got; e != nil {
+				t.Errorf("a daemon that comes: %v", e)
+			}
+		}
+		if err := lock.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !comes {
+			if e := <-got; e == nil || e.Kind != catalog.Unavailable || !strings.Contains(e.Message, "no daemon is running") {
+				t.Errorf("a daemon that goes: %v", e)
+			}
 		}
 	}
 }

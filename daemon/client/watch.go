@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// Watch tells when a name appears in a directory.
+// Watch tells when a file appears in a directory, or is closed by a process
+// that could write it.
 type Watch struct{ f *os.File }
 
 // WatchDir watches dir from now on.
@@ -21,15 +23,15 @@ func WatchDir(dir string) (*Watch, error) {
 		return nil, fmt.Errorf("watch %s: %w", dir, err)
 	}
 	f := os.NewFile(uintptr(fd), "inotify")
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_MOVED_TO|unix.IN_CREATE); err != nil {
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_MOVED_TO|unix.IN_CREATE|unix.IN_CLOSE_WRITE); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: %w", dir, err), f.Close())
 	}
 	return &Watch{f}, nil
 }
 
-// Await returns nil when name has appeared, ctx's error when that ends first,
-// and another when the watch is closed.
-func (w *Watch) Await(ctx context.Context, name string) error {
+// Await returns the next of names to which that happens, ctx's error when that
+// ends first, and another when the watch is closed.
+func (w *Watch) Await(ctx context.Context, names ...string) (string, error) {
 	stop := context.AfterFunc(ctx, func() { _ = w.f.Close() }) // ends the Read
 	defer stop()
 	buf := make([]byte, 64<<10)
@@ -37,14 +39,14 @@ func (w *Watch) Await(ctx context.Context, name string) error {
 		n, err := w.f.Read(buf)
 		if err != nil {
 			if ctx.Err() != nil {
-				return ctx.Err()
+				return "", ctx.Err()
 			}
-			return err
+			return "", err
 		}
 		for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
 			end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(b[12:]))
-			if string(bytes.TrimRight(b[unix.SizeofInotifyEvent:end], "\x00")) == name {
-				return nil
+			if name := string(bytes.TrimRight(b[unix.SizeofInotifyEvent:end], "\x00")); slices.Contains(names, name) {
+				return name, nil
 			}
 			b = b[end:]
 		}

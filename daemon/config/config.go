@@ -72,7 +72,7 @@ func (c Config) Socket() string { return filepath.Join(c.StateDir, SocketName) }
 func (c Config) TokenFile() string { return filepath.Join(c.StateDir, TokenName) }
 
 // LockFile is locked by a running daemon and names its processes.
-func (c Config) LockFile() string { return filepath.Join(c.StateDir, "lock") }
+func (c Config) LockFile() string { return filepath.Join(c.StateDir, LockName) }
 
 // LogFile takes the output of a daemon in the background.
 func (c Config) LogFile() string { return filepath.Join(c.StateDir, "sandboxd.log") }
@@ -89,10 +89,11 @@ func (c Config) Sessions() string { return filepath.Join(c.StateDir, "sessions")
 // Telemetry is the directory of spans and events.
 func (c Config) Telemetry() string { return filepath.Join(c.StateDir, "telemetry") }
 
-// Names of the two files a client needs.
+// Names of the files a client needs.
 const (
 	SocketName = "gateway.sock"
 	TokenName  = "token"
+	LockName   = "lock"
 )
 
 // StateDirVar is the environment variable that chooses the state directory.
