@@ -295,6 +295,9 @@ func TestStream(t *testing.T) {
 
 	c := client.New(d.cfg.StateDir)
 	defer c.Close()
+	if shape, err := c.Catalog(t.Context()); err != nil || len(shape.Operations) != len(catalog.Operations()) {
+		t.Errorf("catalogue: %d operations, %v", len(shape.Operations), err)
+	}
 	var reports []int64
 	var res catalog.CreateSandboxResult
 	if err := c.Call(t.Context(), client.Call{Op: catalog.CreateSandbox, Request: &catalog.CreateSandboxRequest{WorkspaceRoot: "/a"}}, &res, func(p catalog.Progress) { reports = append(reports, p.Done) }); err != nil {
