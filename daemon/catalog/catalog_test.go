@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"unicode/utf8"
 
@@ -62,6 +63,15 @@ func checkParams(t *testing.T, o catalog.Operation) {
 		}
 	}
 	o.NewRequest() // panics on a default that does not parse
+	for i, p := range o.Params() {
+		// Zero is a value of its own where it is allowed and not the default,
+		// so it must not be left out on its way.
+		f := reflect.TypeOf(o.Request).Field(i)
+		zero := p.Type == catalog.IntParam && p.Default != "" && p.Default != "0" && (p.Min == nil || *p.Min <= 0)
+		if zero && strings.HasSuffix(f.Tag.Get("json"), ",omitempty") {
+			t.Errorf("%s: argument %s loses the value 0", o.Name, p.Name)
+		}
+	}
 }
 
 func checkResult(t *testing.T, where string, typ reflect.Type, seen map[reflect.Type]bool) {
@@ -145,6 +155,11 @@ func TestDecodeRequest(t *testing.T) {
 		{op: catalog.ExecCommand, body: `{"sandbox_id":"s","cmd":"a","timeout_ms":"5"}`, err: "timeout_ms: must be JSON of type int: json: cannot unmarshal string into Go value of type int64"},
 		{op: catalog.CreateWorkspaceSession, body: `{"sandbox_id":"s"}`, sandbox: "s", want: &catalog.CreateWorkspaceSessionRequest{Network: "none", TraceLevel: "open"}},
 		{op: catalog.CreateWorkspaceSession, body: `{"sandbox_id":"s","network":"bridge"}`, err: `network "bridge": must be one of none, shared`},
+		{op: catalog.Trace, body: `{"trace_id":""}`, err: "trace_id is empty: leave it out for its default, last"},
+		{
+			op: catalog.DiffWorkspaceSession, body: `{"sandbox_id":"s","workspace_session_id":"w","context":0}`, sandbox: "s",
+			want: &catalog.DiffWorkspaceSessionRequest{WorkspaceSessionID: "w"},
+		},
 		{op: catalog.CreateWorkspaceSession, body: `{"sandbox_id":"s","network":""}`, err: `network "": must be one of none, shared`},
 		{op: catalog.FileWrite, body: `{"sandbox_id":"s","path":"a"}`, err: "content is missing: it is required (the new content, or - for the caller's standard input)"},
 		{op: catalog.FileWrite, body: `{"sandbox_id":"s","path":"a","content":""}`, sandbox: "s", want: &catalog.FileWriteRequest{Path: "a", Content: text("")}},

@@ -287,6 +287,9 @@ func (p Param) check(f reflect.Value) error {
 	if len(p.Enum) > 0 && (f.String() != "" || p.Default != "") && !slices.Contains(p.Enum, f.String()) {
 		return Errorf(InvalidRequest, "%s %q: must be one of %s", p.Name, f.String(), strings.Join(p.Enum, ", "))
 	}
+	if p.Default != "" && f.Kind() == reflect.String && f.String() == "" {
+		return Errorf(InvalidRequest, "%s is empty: leave it out for its default, %s", p.Name, p.Default)
+	}
 	return nil
 }
 

@@ -349,7 +349,7 @@ type BlameRange struct {
 type DiffWorkspaceSessionRequest struct {
 	WorkspaceSessionID string `json:"workspace_session_id" help:"session" required:"true" positional:"1" arg:"ID"`
 	Path               Text   `json:"path,omitempty" help:"only this path and what is beneath it" arg:"PATH"`
-	Context            int64  `json:"context,omitempty" help:"unchanged lines around each change" default:"3" min:"0" max:"1000" arg:"N"`
+	Context            int64  `json:"context" help:"unchanged lines around each change" default:"3" min:"0" max:"1000" arg:"N"`
 	Stat               bool   `json:"stat,omitempty" help:"only names and counts, no diff text"`
 }
 
