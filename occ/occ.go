@@ -148,8 +148,8 @@ func (v *Verdict) Empty() bool {
 	return len(v.Dirents) == 0 && len(v.Inodes) == 0 && len(v.Conflicts) == 0
 }
 
-// The kinds of conflict. The word before the slash is the session's deed, the
-// word after it the head's, but for ModifyDelete and DeleteModify as noted.
+// The kinds of conflict. Of two words the first is the session's deed, the second the
+// head's.
 const (
 	ConflictContent      = "content"       // texts whose changes touch
 	ConflictBinary       = "binary"        // both changed what is not text

@@ -116,9 +116,11 @@ func (j *judge) payOwed() {
 		if !m.alive(o.to.Dir) {
 			o.to.Dir = tree.RootIno // its directory has gone too
 		}
-		j.set(j.freeName(o.to), o.ino, o.kind)
+		k := j.freeName(o.to)
+		j.set(k, o.ino, o.kind)
+		m.added[o.ino] = append(m.added[o.ino], tree.Dirent{Dir: k.Dir, Name: k.Name, Ino: o.ino, Kind: o.kind})
 		if m.live[o.ino] = true; o.kind == tree.Dir {
-			m = j.mergedTree()
+			m.live = map[tree.Ino]bool{tree.RootIno: true} // what is in it lives again
 		}
 	}
 }
