@@ -121,13 +121,13 @@ func TestFamilySeesOrphans(t *testing.T) {
 	}
 }
 
-func TestParseStat(t *testing.T) {
-	p, ok := parseStat("42 (a) b (c) S 7 1 2 3\n")
-	if !ok || p != (Process{PID: 42, Parent: 7, Name: "a) b (c", State: "S"}) {
+func TestParseStatus(t *testing.T) {
+	p, ok := parseStatus("Name:\ta) b\nState:\tS (sleeping)\nPid:\t42\nPPid:\t7\n")
+	if !ok || p != (Process{PID: 42, Parent: 7, Name: "a) b", State: "S"}) {
 		t.Errorf("%+v, %v", p, ok)
 	}
-	for _, bad := range []string{"", "x", "1 (a)", "1 (a) S", "1 (a) S x", ") ("} {
-		if _, ok := parseStat(bad); ok {
+	for _, bad := range []string{"", "x", "Name:\tx\n", "Pid:\tx\nState:\tS\n", "Pid:\t3\n"} {
+		if _, ok := parseStatus(bad); ok {
 			t.Errorf("%q parsed", bad)
 		}
 	}

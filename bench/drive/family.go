@@ -142,42 +142,44 @@ func (f *Family) Kill() int {
 	return n
 }
 
-// processes reads /proc. A process that ends meanwhile is left out.
+// processes reads /proc. A process that ends meanwhile is left out. It reads
+// status and not stat: the kernel gives stat only under a lock that a process
+// stuck in a system call, anybody's, may hold for ever.
 func processes() []Process {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	files, err := filepath.Glob("/proc/[0-9]*/status")
 	if err != nil {
 		panic(err) // the pattern is a constant
 	}
 	var out []Process
-	for _, name := range stats {
+	for _, name := range files {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			continue
 		}
-		if p, ok := parseStat(string(text)); ok {
+		if p, ok := parseStatus(string(text)); ok {
 			out = append(out, p)
 		}
 	}
 	return out
 }
 
-// parseStat reads the first fields of /proc/PID/stat; the name, in parentheses,
-// may hold anything.
-func parseStat(text string) (Process, bool) {
-	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
-	if open < 1 || end < open {
-		return Process{}, false
+// parseStatus reads what is wanted of /proc/PID/status.
+func parseStatus(text string) (p Process, ok bool) {
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		value = strings.TrimSpace(value)
+		switch key {
+		case "Name":
+			p.Name = value
+		case "State":
+			p.State, _, _ = strings.Cut(value, " ")
+		case "Pid":
+			p.PID, _ = strconv.Atoi(value)
+		case "PPid":
+			p.Parent, _ = strconv.Atoi(value)
+		}
 	}
-	rest := strings.Fields(text[end+1:])
-	pid, err := strconv.Atoi(strings.TrimSpace(text[:open]))
-	if err != nil || len(rest) < 2 {
-		return Process{}, false
-	}
-	parent, err := strconv.Atoi(rest[1])
-	if err != nil {
-		return Process{}, false
-	}
-	return Process{PID: pid, Parent: parent, Name: text[open+1 : end], State: rest[0]}, true
+	return p, p.PID > 0 && p.State != ""
 }
 
 // FUSEMounts lists the FUSE mounts that this process can see, by mount id.
