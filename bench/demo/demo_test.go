@@ -63,9 +63,10 @@ func TestPickWork(t *testing.T) {
 	write(t, dir, "indirect/x.go", "package indirect\n\nimport _ \"example.com/m/needs\"\n")
 	write(t, dir, "heavy/x.go", "package heavy\n\nimport (\n\t_ \"fmt\"\n\t_ \"os\"\n)\n")
 	write(t, dir, "light/x.go", "package light\n\nimport _ \"errors\"\n")
+	write(t, dir, "empty/doc.go", "package empty\n")
 	write(t, dir, "over/x.go", "package over\n\nimport _ \"example.com/m/light\"\n")
-	if w := pickWork(t.Context(), dir); w.command != "go vet ./light" {
-		t.Errorf("Go module: %+v, want go vet ./light", w)
+	if w := pickWork(t.Context(), dir); w.command != "go build ./light" {
+		t.Errorf("Go module: %+v, want go build ./light", w)
 	}
 }
 

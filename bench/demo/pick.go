@@ -200,7 +200,7 @@ func pickWork(ctx context.Context, dir string) work {
 	switch {
 	case has("go.mod") && found("go"):
 		if pkg := plainPackage(dir); pkg != "" {
-			w := work{what: "a Go module", command: "go vet " + drive.Quote(pkg)}
+			w := work{what: "a Go module", command: "go build " + drive.Quote(pkg)}
 			if goroot, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output(); err == nil {
 				w.env = append(w.env, "PATH="+filepath.Join(strings.TrimSpace(string(goroot)), "bin")+":/usr/local/bin:/usr/bin:/bin")
 			}
@@ -225,8 +225,9 @@ func pickWork(ctx context.Context, dir string) work {
 
 // plainPackage returns the package of a Go module, as "./dir", whose imports,
 // its own and those of the module's packages that it uses, all lie in the
-// module or the standard library, and which drags in the least; empty when
-// there is none. Such a package builds where no module can be downloaded.
+// module or the standard library, and which drags in the least though not
+// nothing; empty when there is none. Such a package builds where no module can
+// be downloaded.
 func plainPackage(dir string) string {
 	module := ""
 	if text, err := os.ReadFile(filepath.Join(dir, "go.mod")); err == nil {
@@ -264,7 +265,7 @@ func plainPackage(dir string) string {
 	}
 	best, least := "", 0
 	for folder := range imports {
-		if n := weight(module, folder, imports, map[string]bool{}); n > 0 && (best == "" || n < least || n == least && folder < best) {
+		if n := weight(module, folder, imports, map[string]bool{}); n > 1 && (best == "" || n < least || n == least && folder < best) {
 			best, least = folder, n
 		}
 	}

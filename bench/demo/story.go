@@ -83,6 +83,7 @@ func (s *story) tell(ctx context.Context, dir string) error {
 
 func (s *story) begin(ctx context.Context, dir string) error {
 	s.heading("Start the daemon and make a sandbox from " + dir)
+	s.say("Commands are shown as one would type them; they run with --json, so that their answers can be checked.")
 	s.rig.Shown = s.out
 	s.started = true // also when starting fails half-way: stop is harmless
 	if err := s.rig.Start(ctx); err != nil {
@@ -156,7 +157,7 @@ func (s *story) open(ctx context.Context, _ string) error {
 		return err
 	}
 	took := time.Since(began)
-	s.say("%s   (three times)", drive.Shell(drive.Runtime, "--sandbox-id", s.sandbox, "create_workspace_session"))
+	s.say("$ %s   (three times)", drive.Shell(drive.Runtime, "--sandbox-id", s.sandbox, "create_workspace_session"))
 	for _, a := range s.actors {
 		s.say("Session %s is %s.", a.name, a.session)
 	}
@@ -521,7 +522,7 @@ func (s *story) activity(ctx context.Context, _ string) error {
 			continue
 		}
 		shown++
-		s.say("  %-7s %-40s operation %s: %s", e.Kind, e.Path, e.Operation, firstLine(e.Command, 60))
+		s.say("  %-7s %-40s by %s", e.Kind, e.Path, firstLine(e.Command, 70))
 	}
 	for _, kind := range []string{"read", "write", "create", "rename", "remove", "attr", "link", "lookup", "absent", "list"} {
 		if rest[kind] > 0 {

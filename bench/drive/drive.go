@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -103,7 +104,8 @@ func (r *Rig) Run(ctx context.Context, stdin io.Reader, program string, args ...
 
 func (r *Rig) command(ctx context.Context, program string, args []string) *exec.Cmd {
 	if r.Shown != nil {
-		fmt.Fprintln(r.Shown, Shell(program, args...))
+		// As one would type it: --json and --progress are for the caller here.
+		fmt.Fprintln(r.Shown, "$", Shell(program, slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "--json" || a == "--progress" })...))
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(r.Bin, program), args...)
 	cmd.Env = append(os.Environ(), "SANDBOX_STATE_DIR="+r.State)
