@@ -1,6 +1,7 @@
 package holder
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -284,19 +285,29 @@ func Adopt(ctx context.Context, control, fuse int, s State) (*Holder, error) {
 	return h, nil
 }
 
-// startTime reads a host process's start time, which tells it from any later
-// one of the same pid.
+// startTime reads a holder's start time, which tells it from any later process
+// of the same pid.
 func startTime(pid int) (uint64, error) {
-	dir, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	name := "/proc/" + strconv.Itoa(pid) + "/stat"
+	line, err := os.ReadFile(name)
 	if err != nil {
-		return 0, fmt.Errorf("open /proc: %w", err)
+		return 0, err
 	}
-	defer unix.Close(dir)
-	st, err := run.ReadStat(dir, uint32(pid))
+	started, err := parseStartTime(line)
 	if err != nil {
-		return 0, fmt.Errorf("read /proc/%d/stat: %w", pid, err)
+		return 0, fmt.Errorf("%s: %w", name, err)
 	}
-	return st.Started, nil
+	return started, nil
+}
+
+// parseStartTime finds the 22nd field of a stat line. The second is a name that
+// may hold anything, so counting starts at its last ')'.
+func parseStartTime(line []byte) (uint64, error) {
+	fields := bytes.Fields(line[bytes.LastIndexByte(line, ')')+1:])
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("a line of %d fields: %w", len(fields), unix.EINVAL)
+	}
+	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
 // pidfd waits for and signals one process, whoever its parent is.

@@ -161,11 +161,13 @@ func environments(t *testing.T, test func(t *testing.T)) {
 
 type account struct{ uid, gid uint32 }
 
-// makeUser adds an ordinary user with subordinate ids for the time of a test.
+// makeUser adds an ordinary user with subordinate ids for the time of a test,
+// or takes over one that an interrupted test has left.
 func makeUser(t *testing.T) account {
 	t.Helper()
-	name := "eph" + strconv.Itoa(os.Getpid())
-	if out, err := exec.Command("useradd", "--no-create-home", "--shell", "/bin/sh", name).CombinedOutput(); err != nil {
+	const name, exists = "ephemeral-test", 9
+	cmd := exec.Command("useradd", "--no-create-home", "--shell", "/bin/sh", name)
+	if out, err := cmd.CombinedOutput(); err != nil && cmd.ProcessState.ExitCode() != exists {
 		t.Fatalf("useradd: %v: %s", err, out)
 	}
 	t.Cleanup(func() {
@@ -187,7 +189,7 @@ func makeUser(t *testing.T) account {
 	return account{id("-u"), id("-g")}
 }
 
-// openFuseTo lets everybody open /dev/fuse for the time of a test.
+// openFuseToAll lets everybody open /dev/fuse for the time of a test.
 func openFuseToAll(t *testing.T) {
 	t.Helper()
 	st, err := os.Stat("/dev/fuse")

@@ -26,7 +26,7 @@ const maxAncestors = 1 << 10
 // owner says which command a pid belongs to. Only checked changes.
 type owner struct {
 	pid     uint32
-	started uint64 // which process of that pid
+	ident   uint64 // which process of that pid
 	id      string
 	checked atomic.Int64 // nanoseconds on the cache's clock
 }
@@ -48,7 +48,7 @@ func (c *ownerCache) find(pid uint32) *owner {
 
 // CommandOf names the command that a process or thread belongs to, by its
 // inner pid, as a FUSE request carries it. It reads only the session's procfs,
-// never the view, and usually not even that. A process that has just ended is
+// there only what never waits for the view, and usually not even that. A process that has just ended is
 // still known if it was before. It is false for the holder, for requests
 // without a process, and for what ended unseen.
 func (h *Holder) CommandOf(pid uint32) (id string, ok bool) {
@@ -71,8 +71,8 @@ func (h *Holder) CommandOf(pid uint32) (id string, ok bool) {
 // a command, and remembers all it passed. The caller holds procMu.
 func (h *Holder) resolveOwner(pid uint32, now int64) (id string, ok bool) {
 	type passed struct {
-		pid     uint32
-		started uint64
+		pid   uint32
+		ident uint64
 	}
 	var room [16]passed
 	path := room[:0]
@@ -81,24 +81,25 @@ func (h *Holder) resolveOwner(pid uint32, now int64) (id string, ok bool) {
 			return "", false
 		}
 		known := h.owners.find(at)
+		if known != nil {
+			ident, err := run.Ident(h.proc, at)
+			if err != nil || ident == known.ident { // the same, or it has ended and nobody has its pid yet
+				known.checked.Store(now)
+				id, ok = known.id, true
+				continue
+			}
+		}
 		st, err := run.ReadStat(h.proc, at)
 		switch {
-		case err != nil && known != nil: // it has ended; nobody else has had its pid since
-			known.checked.Store(now)
-			id, ok = known.id, true
-		case err != nil && len(path) > 0: // a parent ended: its child has another now
+		case err != nil && len(path) > 0: // a parent has ended: its child has another now
 			at = path[len(path)-1].pid
 			path = path[:len(path)-1]
 		case err != nil:
 			return "", false
-		case known != nil && known.started == st.Started:
-			known.checked.Store(now)
-			id, ok = known.id, true
 		default:
-			path = append(path, passed{at, st.Started})
+			path = append(path, passed{at, st.Ident})
 			if st.Parent == 1 {
-				id, ok = h.stubOf(at)
-				if !ok {
+				if id, ok = h.stubOf(at); !ok {
 					return "", false
 				}
 			}
@@ -106,7 +107,7 @@ func (h *Holder) resolveOwner(pid uint32, now int64) (id string, ok bool) {
 		}
 	}
 	for _, p := range path {
-		o := &owner{pid: p.pid, started: p.started, id: id}
+		o := &owner{pid: p.pid, ident: p.ident, id: id}
 		o.checked.Store(now)
 		h.owners.slot(p.pid).Store(o)
 	}

@@ -183,18 +183,23 @@ func TestCloseLeavesNothing(t *testing.T) {
 		}
 		return strconv.Itoa(len(names))
 	}
-	marker := "marker-" + strconv.Itoa(os.Getpid())
-	survivors := func() (found []string) {
-		dirs, err := os.ReadDir("/proc")
+	// The session's processes as the host sees them.
+	var tree func(pid string) []string
+	tree = func(pid string) (pids []string) {
+		tasks, err := os.ReadDir("/proc/" + pid + "/task")
 		if err != nil {
-			t.Fatal(err)
+			return nil
 		}
-		for _, d := range dirs {
-			if text, err := os.ReadFile("/proc/" + d.Name() + "/cmdline"); err == nil && strings.Contains(string(text), marker) {
-				found = append(found, string(text))
+		for _, task := range tasks {
+			children, err := os.ReadFile("/proc/" + pid + "/task/" + task.Name() + "/children")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, child := range strings.Fields(string(children)) {
+				pids = append(append(pids, child), tree(child)...)
 			}
 		}
-		return found
+		return pids
 	}
 	var before string
 	for round := range 3 {
@@ -206,11 +211,15 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range 5 {
-			script := `setsid sh -c 'echo $$; : ` + marker + `; sleep 1000; :' & exit 0`
+			script := `setsid sh -c 'sleep 1000; :' & exit 0`
 			c := Command{ID: "c" + strconv.Itoa(i), Dir: "/", Env: []string{"PATH=/usr/bin:/bin"}, Argv: shell(script)}
 			if _, err := h.Exec(c); err != nil {
 				t.Fatal(err)
 			}
+		}
+		inside := tree(strconv.Itoa(h.Pid()))
+		if len(inside) < 10 { // five stubs with a shell each
+			t.Fatalf("processes inside: %v", inside)
 		}
 		waiting := make(chan error, 1)
 		go func() { waiting <- h.WaitTree(context.Background(), "c0") }()
@@ -227,8 +236,10 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if _, ok := h.CommandOf(2); ok {
 			t.Error("a pid of a closed session belongs to a command")
 		}
-		if left := survivors(); len(left) > 0 {
-			t.Errorf("survivors: %q", left)
+		for _, pid := range inside {
+			if _, err := os.Stat("/proc/" + pid); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("process %s is left: %v", pid, err)
+			}
 		}
 		if now := descriptors(); round == 0 {
 			before = now // the runtime's own are open by now

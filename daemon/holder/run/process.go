@@ -2,6 +2,7 @@ package run
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"strconv"
 
@@ -13,62 +14,81 @@ type Stat struct {
 	State   byte // 'R', 'S', 'D', 'Z', ...
 	Parent  uint32
 	Threads uint32
-	Started uint64 // clock ticks since boot; tells a reused pid from its predecessor
+	Ident   uint64 // see Ident
 }
 
 // Dead reports whether nothing of the process runs any more. A zombie leader
 // may still have threads.
 func (s Stat) Dead() bool {
-	return s.State == 'X' || s.State == 'Z' && s.Threads <= 1
+	return s.State == 'X' || s.State == 'Z' && s.Threads == 1
 }
 
 // ReadStat reads a process's or thread's state from the procfs directory proc.
-// It fails with unix.ENOENT or unix.ESRCH when there is none. It never touches
-// the session's view.
+// It fails with unix.ENOENT or unix.ESRCH when there is none.
+//
+// It reads the file "status", and nothing else will do. An exec closes files,
+// and so may wait for the session's view, while it holds the lock that "stat",
+// "environ", "syscall" and many others of that process wait for. Who answers
+// for the view, or has to kill in spite of it, must not wait for that lock.
 func ReadStat(proc int, pid uint32) (Stat, error) {
-	var name [32]byte
-	path := append(strconv.AppendUint(name[:0], uint64(pid), 10), "/stat"...)
-	fd, err := unix.Openat(proc, string(path), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(proc, statusOf(pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return Stat{}, err
 	}
 	defer unix.Close(fd)
-	var buf [1024]byte
+	var file unix.Stat_t
+	if err := unix.Fstat(fd, &file); err != nil {
+		return Stat{}, err
+	}
+	var buf [4096]byte
 	n, err := unix.Read(fd, buf[:])
 	if err != nil {
 		return Stat{}, err
 	}
-	st, ok := parseStat(buf[:n])
+	st, ok := parseStatus(buf[:n])
 	if !ok {
 		return Stat{}, unix.ESRCH
 	}
+	st.Ident = file.Ino
 	return st, nil
 }
 
-// parseStat reads the line of /proc/PID/stat. The second field is a name that
-// its process chose: it may hold anything, so counting starts at its last ')'.
-func parseStat(line []byte) (Stat, bool) {
-	end := bytes.LastIndexByte(line, ')')
-	if end < 0 || len(line) < end+3 {
-		return Stat{}, false
+// Ident is a number that tells a process from a later one of the same pid. It
+// is the inode of a file in procfs, which lives no longer than its process. It
+// may change while the process lives, when the kernel has dropped that inode
+// for want of memory. It fails as ReadStat does, and waits for nothing either.
+func Ident(proc int, pid uint32) (uint64, error) {
+	var file unix.Stat_t
+	if err := unix.Fstatat(proc, statusOf(pid), &file, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return 0, err
 	}
-	rest := line[end+2:]
-	st := Stat{State: rest[0]}
+	return file.Ino, nil
+}
+
+func statusOf(pid uint32) string {
+	var name [32]byte
+	return string(append(strconv.AppendUint(name[:0], uint64(pid), 10), "/status"...))
+}
+
+// parseStatus reads the lines of /proc/PID/status. The first is a name that
+// the process chose; the kernel escapes line ends in it.
+func parseStatus(text []byte) (st Stat, ok bool) {
 	good := true
-	for field := 3; len(rest) > 0 && field <= 22; field++ {
-		word, tail, _ := bytes.Cut(rest, []byte{' '})
-		rest = tail
-		switch field {
-		case 4:
-			st.Parent = uint32(number(word, &good))
-		case 20:
-			st.Threads = uint32(number(word, &good))
-		case 22:
-			st.Started = number(word, &good)
-			return st, good
+	for line := range bytes.Lines(text) {
+		key, value, _ := bytes.Cut(line, []byte{':'})
+		value = bytes.TrimSpace(value)
+		switch string(key) {
+		case "State":
+			if len(value) > 0 {
+				st.State = value[0]
+			}
+		case "PPid":
+			st.Parent, ok = uint32(number(value, &good)), true
+		case "Threads":
+			st.Threads = uint32(number(value, &good))
 		}
 	}
-	return Stat{}, false
+	return st, ok && good && st.State != 0
 }
 
 func number(word []byte, good *bool) uint64 {
@@ -88,40 +108,76 @@ func number(word []byte, good *bool) uint64 {
 
 // process names one process for good: its pid may be used again later.
 type process struct {
-	pid     uint32
-	started uint64
+	pid   uint32
+	ident uint64
 }
 
-// processes lists what lives in the session, with parents.
-func processes() (map[process]Stat, error) {
+// listing is what lived in the session while it was made. A listing takes
+// time, so a process may have been missed, but not without a trace: either its
+// parent had ended before it was looked at, or pids had started over and the
+// child got one that was behind the listing already.
+type listing struct {
+	all      map[process]Stat
+	vanished []uint32 // were there by name, and no more when looked at
+	wrapped  bool     // pids started over
+}
+
+func processes() (listing, error) {
+	before, err := lastPid()
+	if err != nil {
+		return listing{}, err
+	}
 	dir, err := os.Open("/proc")
 	if err != nil {
-		return nil, err
+		return listing{}, err
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
-		return nil, err
+		return listing{}, err
 	}
-	all := make(map[process]Stat, len(names))
+	l := listing{all: make(map[process]Stat, len(names))}
 	for _, name := range names {
 		pid, err := strconv.ParseUint(name, 10, 32)
 		if err != nil {
 			continue
 		}
-		if st, err := ReadStat(int(dir.Fd()), uint32(pid)); err == nil {
-			all[process{uint32(pid), st.Started}] = st
+		st, err := ReadStat(int(dir.Fd()), uint32(pid))
+		switch {
+		case err == nil:
+			l.all[process{uint32(pid), st.Ident}] = st
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
+			l.vanished = append(l.vanished, uint32(pid))
+		default:
+			return listing{}, err
 		}
 	}
-	return all, nil
+	after, err := lastPid()
+	l.wrapped = after < before
+	return l, err
+}
+
+// lastPid is the pid that the session's pid namespace dealt last.
+func lastPid() (uint64, error) {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, err
+	}
+	text = bytes.TrimSpace(text)
+	good := true
+	n := number(text[bytes.LastIndexByte(text, ' ')+1:], &good)
+	if !good {
+		return 0, unix.EINVAL
+	}
+	return n, nil
 }
 
 // descendants lists the live processes beneath those that top picks, without
 // them unless they are beneath another.
-func descendants(all map[process]Stat, top func(process, Stat) bool) []process {
-	children := make(map[uint32][]process, len(all))
+func (l listing) descendants(top func(process, Stat) bool) []process {
+	children := make(map[uint32][]process, len(l.all))
 	var queue, found []process
-	for p, st := range all {
+	for p, st := range l.all {
 		children[st.Parent] = append(children[st.Parent], p)
 		if top(p, st) {
 			queue = append(queue, p)
@@ -132,7 +188,7 @@ func descendants(all map[process]Stat, top func(process, Stat) bool) []process {
 		queue = queue[1:]
 		for _, child := range children[p.pid] {
 			queue = append(queue, child)
-			if !all[child].Dead() {
+			if !l.all[child].Dead() {
 				found = append(found, child)
 			}
 		}
@@ -140,24 +196,28 @@ func descendants(all map[process]Stat, top func(process, Stat) bool) []process {
 	return found
 }
 
-// killAll sends SIGKILL to everything that list names, and lists again until
-// a listing has nothing new: a process with the signal pending cannot fork, so
-// then nothing can be missing.
-func killAll(list func() ([]process, error)) error {
+// killAll sends SIGKILL to everything that pick finds in a listing, and lists
+// again until there is nothing new and nothing can have been missed: a process
+// with the signal pending cannot fork any more.
+func killAll(pick func(listing) []process) error {
 	signalled := make(map[process]bool)
+	pids := make(map[uint32]bool)
 	for {
-		found, err := list()
+		l, err := processes()
 		if err != nil {
 			return err
 		}
-		fresh := false
-		for _, p := range found {
+		settled := !l.wrapped
+		for _, p := range pick(l) {
 			if !signalled[p] {
-				signalled[p], fresh = true, true
+				signalled[p], pids[p.pid], settled = true, true, false
 				unix.Kill(int(p.pid), unix.SIGKILL)
 			}
 		}
-		if !fresh {
+		for _, pid := range l.vanished {
+			settled = settled && pids[pid]
+		}
+		if settled {
 			return nil
 		}
 	}

@@ -9,32 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestParseStat(t *testing.T) {
-	const tail = " 0 0 0 0 0 0 0 0 0 0 0 20 0 3 0 4711 1 2 3\n"
+func TestParseStatus(t *testing.T) {
 	for _, test := range []struct {
-		line string
+		text string
 		want Stat
 		ok   bool
 	}{
-		{"12 (sh) S 7 12 12" + tail, Stat{'S', 7, 3, 4711}, true},
-		{"12 (a) b) (c) Z 9 12 12" + tail, Stat{'Z', 9, 3, 4711}, true},
-		{"12 (two\nlines) R 1 12 12" + tail, Stat{'R', 1, 3, 4711}, true},
-		{"12 () X 0 12 12" + tail, Stat{'X', 0, 3, 4711}, true},
-		{"12 (sh) S 7 12 12", Stat{}, false},
-		{"12 (sh) S -7 12 12" + tail, Stat{}, false},
-		{"12 (sh)", Stat{}, false},
+		{"Name:\tsh\nState:\tS (sleeping)\nTgid:\t5\nPPid:\t7\nThreads:\t3\n", Stat{State: 'S', Parent: 7, Threads: 3}, true},
+		{"Name:\tPPid:\\nPPid: 9\nState:\tZ (zombie)\nPPid:\t7\nThreads:\t1\n", Stat{State: 'Z', Parent: 7, Threads: 1}, true},
+		{"Name:\tsh\nState:\tR\nPPid:\t0\n", Stat{State: 'R'}, true}, // cut short
+		{"Name:\tsh\nState:\tR\n", Stat{}, false},
+		{"Name:\tsh\nPPid:\t1\n", Stat{}, false},
+		{"State:\tR\nPPid:\t-1\n", Stat{}, false},
+		{"State:\tR\nPPid:\t\n", Stat{}, false},
 		{"", Stat{}, false},
 	} {
-		got, ok := parseStat([]byte(test.line))
+		got, ok := parseStatus([]byte(test.text))
 		if ok != test.ok || ok && got != test.want {
-			t.Errorf("%q: %+v, %v", test.line, got, ok)
+			t.Errorf("%q: %+v, %v", test.text, got, ok)
 		}
 	}
 }
 
-func FuzzParseStat(f *testing.F) {
-	f.Add([]byte("12 (sh) S 7 12 12 0 0 0 0 0 0 0 0 0 0 0 0 20 0 3 0 4711 1"))
-	f.Fuzz(func(t *testing.T, line []byte) { parseStat(line) })
+func FuzzParseStatus(f *testing.F) {
+	f.Add([]byte("Name:\tsh\nState:\tS (sleeping)\nTgid:\t5\nPPid:\t7\nThreads:\t3\n"))
+	f.Fuzz(func(t *testing.T, text []byte) { parseStatus(text) })
 }
 
 func TestReadStatOfARealProcess(t *testing.T) {
@@ -52,8 +51,11 @@ func TestReadStatOfARealProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	st, err := ReadStat(proc, uint32(child.Process.Pid))
-	if err != nil || st.Parent != uint32(os.Getpid()) || st.Dead() || st.Started == 0 {
+	if err != nil || st.Parent != uint32(os.Getpid()) || st.Dead() || st.Threads != 1 {
 		t.Errorf("%+v, %v", st, err)
+	}
+	if ident, err := Ident(proc, uint32(child.Process.Pid)); err != nil || ident != st.Ident {
+		t.Errorf("identity %d, %d before, %v", ident, st.Ident, err)
 	}
 	in.Close()
 	if err := child.Wait(); err != nil {
@@ -65,12 +67,12 @@ func TestReadStatOfARealProcess(t *testing.T) {
 }
 
 func TestDescendants(t *testing.T) {
-	all := map[process]Stat{}
+	l := listing{all: map[process]Stat{}}
 	for pid, parent := range map[uint32]uint32{2: 1, 3: 2, 4: 3, 5: 1, 6: 5, 7: 4} {
-		all[process{pid, 1}] = Stat{State: 'S', Parent: parent, Threads: 1}
+		l.all[process{pid, 1}] = Stat{State: 'S', Parent: parent, Threads: 1}
 	}
-	all[process{4, 1}] = Stat{State: 'Z', Parent: 3, Threads: 1} // dead, but with a live child
-	found := descendants(all, func(p process, _ Stat) bool { return p.pid == 2 })
+	l.all[process{4, 1}] = Stat{State: 'Z', Parent: 3, Threads: 1} // dead, but with a live child
+	found := l.descendants(func(p process, _ Stat) bool { return p.pid == 2 })
 	var pids []uint32
 	for _, p := range found {
 		pids = append(pids, p.pid)

@@ -296,21 +296,17 @@ func (s *server) finish(c *command) {
 	s.send(0, wire.Gone{ID: c.id})
 }
 
-// orphans lists what lives beneath pid 1 but beneath no stub.
-func (s *server) orphans() ([]process, error) {
-	all, err := processes()
-	if err != nil {
-		return nil, err
-	}
+// orphans picks what lives beneath pid 1 but beneath no stub.
+func (s *server) orphans(l listing) []process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	found := descendants(all, s.orphanLocked)
-	for p, st := range all {
+	found := l.descendants(s.orphanLocked)
+	for p, st := range l.all {
 		if s.orphanLocked(p, st) && !st.Dead() {
 			found = append(found, p)
 		}
 	}
-	return found, nil
+	return found
 }
 
 func (s *server) orphanLocked(p process, st Stat) bool {
@@ -322,12 +318,12 @@ func (s *server) awaitOrphans() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
-		all, err := processes()
+		l, err := processes()
 		if err != nil {
 			return
 		}
 		left := false
-		for p, st := range all {
+		for p, st := range l.all {
 			left = left || s.orphanLocked(p, st)
 		}
 		if !left {
@@ -377,26 +373,22 @@ func (s *server) kill(seq uint64, k wire.Kill) {
 		s.reply(seq, unix.ESRCH)
 		return
 	}
-	list := func() ([]process, error) {
+	pick := func(l listing) []process {
 		select {
 		case <-c.reaped:
-			return nil, nil
+			return nil // all of it has ended
 		default:
+			return l.descendants(func(p process, _ Stat) bool { return int(p.pid) == c.stub })
 		}
-		all, err := processes()
-		if err != nil {
-			return nil, err
-		}
-		return descendants(all, func(p process, _ Stat) bool { return int(p.pid) == c.stub }), nil
 	}
 	sig := unix.Signal(k.Signal)
 	var err error
 	if sig == unix.SIGKILL {
-		err = killAll(list)
+		err = killAll(pick)
 	} else {
-		var found []process
-		found, err = list()
-		for _, p := range found {
+		var l listing
+		l, err = processes()
+		for _, p := range pick(l) {
 			unix.Kill(int(p.pid), sig)
 		}
 	}
