@@ -125,7 +125,7 @@ func (s *sandboxd) serveParent(ctx context.Context, cfg config.Config, lockWait 
 }
 
 // serveChild is the daemon proper.
-func (s *sandboxd) serveChild(ctx context.Context, cfg config.Config) (err error) {
+func (s *sandboxd) serveChild(ctx context.Context, cfg config.Config) error {
 	if s.app.Getenv(fdstore.EnvFD) == "" {
 		return errors.New("serve --child is for sandboxd's own use: run \"sandboxd serve\"")
 	}
@@ -134,19 +134,13 @@ func (s *sandboxd) serveChild(ctx context.Context, cfg config.Config) (err error
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	if err := syscall.SetNonblock(lifelineFD, true); err != nil { // lets Close end the Read
-		return fmt.Errorf("lifeline: %w", err)
-	}
 	life := os.NewFile(lifelineFD, "lifeline")
-	gone := make(chan struct{})
-	go func() { // ends with the parent, or when life is closed
-		defer close(gone)
+	// The parent shares the pipe's description and may make it blocking again
+	// at any time, so nothing can be relied on to end this read but the end of
+	// the parent. It is the one goroutine that lasts as long as the process.
+	go func() {
 		_, _ = life.Read(make([]byte, 1)) // nothing is ever written
 		stop()
-	}()
-	defer func() {
-		err = errors.Join(err, life.Close())
-		<-gone
 	}()
 	slog.SetDefault(slog.New(slog.NewTextHandler(s.app.Stderr, nil)))
 	d, err := s.daemon.Open(ctx, cfg)
