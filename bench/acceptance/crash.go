@@ -76,7 +76,7 @@ func crashLoop(ctx context.Context, r *run, kills int, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	loop := &publishLoop{run: r, sandbox: sb.ID, history: &h, pace: 100 * time.Millisecond}
+	loop := &publishLoop{run: r, sandbox: sb.ID, history: &h, pace: 100 * time.Millisecond, failures: map[string]int{}}
 	inFlight, landed := 0, 0
 	for kill := range kills {
 		unknown, err := loop.untilKilled(ctx, rnd)
@@ -113,6 +113,7 @@ func crashLoop(ctx context.Context, r *run, kills int, seed uint64) error {
 			r.say("%d kills, head L%06d, %d hit a publication, %d of those had landed", kill+1, h.head, inFlight, landed)
 		}
 	}
+	r.say("what clients were told by a daemon that was killed: %v", loop.failures)
 	return nil
 }
 
@@ -124,6 +125,7 @@ type publishLoop struct {
 	session   string // of the last kill
 	iteration int
 	pace      time.Duration // what one round takes, smoothed
+	failures  map[string]int
 }
 
 // untilKilled opens a session and runs rounds until the daemon, which it kills
@@ -145,16 +147,27 @@ func (l *publishLoop) untilKilled(ctx context.Context, rnd *rand.Rand) (*attempt
 	l.session = session.ID
 	k := &killer{fd: fd, done: make(chan error, 1)}
 	time.AfterFunc(time.Duration(rnd.Int64N(int64(3*l.pace))), k.kill)
-	var unknown *attempt
 	for {
 		began := time.Now()
 		l.iteration++
-		var opErr error
-		if unknown, opErr = l.round(ctx, session.ID); opErr != nil {
-			return unknown, k.explain(opErr)
+		unknown, opErr := l.round(ctx, session.ID)
+		if opErr == nil && !k.struck.Load() {
+			l.pace = (7*l.pace + time.Since(began)) / 8
+			continue
 		}
-		l.pace = (7*l.pace + time.Since(began)) / 8
+		if opErr != nil && l.failures != nil {
+			l.failures[failure(opErr)]++
+		}
+		return unknown, k.explain(opErr)
 	}
+}
+
+// failure is what a client was told when its daemon was killed, in a few words.
+func failure(err error) string {
+	if e, ok := errors.AsType[*drive.Error](err); ok {
+		return e.Kind
+	}
+	return "a command that ended otherwise"
 }
 
 // killer kills one process at its moment.
@@ -169,8 +182,8 @@ func (k *killer) kill() {
 	k.done <- unix.PidfdSendSignal(k.fd, unix.SIGKILL, nil, 0)
 }
 
-// explain turns the failure of a round into nil when the kill is what failed
-// it, and waits until the process is gone.
+// explain turns the failure of a round into nil when it came after the kill,
+// and waits until the process is gone.
 func (k *killer) explain(opErr error) error {
 	if !k.struck.Load() {
 		return fmt.Errorf("a round failed before the kill: %w", opErr)

@@ -61,8 +61,8 @@ func TestPickWork(t *testing.T) {
 	write(t, dir, "go.mod", "module example.com/m\n\ngo 1.26\n")
 	write(t, dir, "needs/x.go", "package needs\n\nimport _ \"example.com/other\"\n")
 	write(t, dir, "indirect/x.go", "package indirect\n\nimport _ \"example.com/m/needs\"\n")
-	write(t, dir, "heavy/x.go", "package heavy\n\nimport (\n\t_ \"fmt\"\n\t_ \"os\"\n)\n")
-	write(t, dir, "light/x.go", "package light\n\nimport _ \"errors\"\n")
+	write(t, dir, "heavy/x.go", "package heavy\n\nimport (\n\t_ \"fmt\"\n\t_ \"io\"\n\t_ \"os\"\n)\n")
+	write(t, dir, "light/x.go", "package light\n\nimport (\n\t_ \"errors\"\n\t_ \"strings\"\n)\n")
 	write(t, dir, "empty/doc.go", "package empty\n")
 	write(t, dir, "over/x.go", "package over\n\nimport _ \"example.com/m/light\"\n")
 	if w := pickWork(t.Context(), dir); w.command != "go build ./light" {

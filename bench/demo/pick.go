@@ -226,7 +226,7 @@ func pickWork(ctx context.Context, dir string) work {
 // plainPackage returns the package of a Go module, as "./dir", whose imports,
 // its own and those of the module's packages that it uses, all lie in the
 // module or the standard library, and which drags in the least though not
-// nothing; empty when there is none. Such a package builds where no module can
+// next to nothing; empty when there is none. Such a package builds where no module can
 // be downloaded.
 func plainPackage(dir string) string {
 	module := ""
@@ -265,7 +265,7 @@ func plainPackage(dir string) string {
 	}
 	best, least := "", 0
 	for folder := range imports {
-		if n := weight(module, folder, imports, map[string]bool{}); n > 1 && (best == "" || n < least || n == least && folder < best) {
+		if n := weight(module, folder, imports, map[string]bool{}); n >= leastWeight && (best == "" || n < least || n == least && folder < best) {
 			best, least = folder, n
 		}
 	}
@@ -274,6 +274,10 @@ func plainPackage(dir string) string {
 	}
 	return "./" + best
 }
+
+// leastWeight leaves out packages that hold next to nothing: documentation, or
+// declarations only.
+const leastWeight = 3
 
 // weight counts the packages that a folder's package uses within the module and
 // directly from the standard library; 0 when it needs another module, cgo or a
