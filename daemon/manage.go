@@ -36,7 +36,7 @@ func (d *Daemon) countSessions() int {
 
 func (d *Daemon) handleCreateSandbox(ctx context.Context, c *call, r *catalog.CreateSandboxRequest) (*catalog.CreateSandboxResult, error) {
 	start := time.Now()
-	s, err := d.createSandbox(ctx, c.RequestID, string(r.WorkspaceRoot), func(p importer.Progress) {
+	s, err := d.createSandbox(ctx, c.RequestID, string(r.WorkspaceRoot), r.HostPaths, func(p importer.Progress) {
 		c.Progress(catalog.Progress{Stage: "import", Done: p.Files, Unit: "files"})
 	})
 	if err != nil {
@@ -106,6 +106,9 @@ func (s *sandbox) describe() catalog.Sandbox {
 	out := catalog.Sandbox{
 		SandboxID: s.info.ID, WorkspaceRoot: catalog.Text(s.root()), State: "ready",
 		Files: s.info.Files, Bytes: s.info.Bytes, Sessions: len(s.openSessions()), CreatedAt: s.info.Created,
+	}
+	for _, p := range s.info.HostPaths {
+		out.HostPaths = append(out.HostPaths, catalog.Text(p))
 	}
 	if s.problem != nil {
 		out.State, out.Problem = "broken", s.problem.Error()

@@ -48,6 +48,7 @@ type sandbox struct {
 type sandboxInfo struct {
 	ID            string    `json:"id"`
 	WorkspaceRoot []byte    `json:"workspace_root"` // a path need not be UTF-8
+	HostPaths     [][]byte  `json:"host_paths,omitempty"`
 	Files         int64     `json:"files"`
 	Dirs          int64     `json:"dirs"`
 	Bytes         int64     `json:"bytes"`
@@ -60,7 +61,7 @@ func (s *sandbox) root() string { return string(s.info.WorkspaceRoot) }
 const keepEnded = 256
 
 // createSandbox imports root. Nothing is left behind when it fails.
-func (d *Daemon) createSandbox(ctx context.Context, op string, root string, progress func(importer.Progress)) (s *sandbox, err error) {
+func (d *Daemon) createSandbox(ctx context.Context, op string, root string, hostPaths []catalog.Text, progress func(importer.Progress)) (s *sandbox, err error) {
 	root, err = checkRoot(root)
 	if err != nil {
 		return nil, err
@@ -68,6 +69,12 @@ func (d *Daemon) createSandbox(ctx context.Context, op string, root string, prog
 	s = &sandbox{d: d, sessions: map[string]*session.Session{}, info: sandboxInfo{
 		ID: newID("sb"), WorkspaceRoot: []byte(root), Created: time.Now().UTC(),
 	}}
+	for _, p := range hostPaths {
+		if err := checkHostPath(string(p), root); err != nil {
+			return nil, err
+		}
+		s.info.HostPaths = append(s.info.HostPaths, []byte(filepath.Clean(string(p))))
+	}
 	s.dir = filepath.Join(d.cfg.Sandboxes(), s.info.ID)
 	if err := os.MkdirAll(filepath.Join(s.dir, "sessions"), 0o700); err != nil {
 		return nil, fmt.Errorf("make a sandbox: %w", err)
@@ -135,6 +142,22 @@ func checkRoot(root string) (string, error) {
 	return real, f.Close()
 }
 
+// checkHostPath refuses what could not be shown to a session beside its view.
+func checkHostPath(p, root string) error {
+	st, err := os.Stat(p)
+	switch {
+	case !filepath.IsAbs(p):
+		return catalog.Errorf(catalog.InvalidRequest, "host path %q is not absolute: give an absolute one", p)
+	case err != nil:
+		return catalog.Errorf(catalog.NotFound, "host path %q: %w: name a directory that exists", p, err)
+	case !st.IsDir():
+		return catalog.Errorf(catalog.InvalidRequest, "host path %q is not a directory: name one", p)
+	case filepath.Clean(p) == root || strings.HasPrefix(filepath.Clean(p), root+"/"):
+		return catalog.Errorf(catalog.InvalidRequest, "host path %q lies in the workspace, which covers it: leave it out", p)
+	}
+	return nil
+}
+
 // openSandbox takes up what an earlier daemon left in dir. A sandbox whose
 // store cannot be opened is kept as broken, with the reason, and harms no
 // other.
@@ -181,7 +204,7 @@ func (s *sandbox) reopenSessions() error {
 			}
 			continue
 		}
-		ws, err := session.Reopen(dir, s.sessionOptions(), s.d.runtime())
+		ws, err := session.Reopen(dir, s.sessionOptions(), s.runtime())
 		if err != nil {
 			s.d.emit("session.lost", s, e.Name(), "", map[string]any{"error": err.Error()})
 			continue // its files stay for another try
@@ -196,6 +219,16 @@ func (s *sandbox) sessionOptions() session.Options {
 		History: history{s.store}, Trace: s.d.trace,
 		Quota: overlay.Quota{Bytes: s.d.cfg.SessionBytes, Inodes: s.d.cfg.SessionInodes},
 	}
+}
+
+// runtime is what the daemon lends to the sandbox's sessions.
+func (s *sandbox) runtime() session.Runtime {
+	r := s.d.runtime()
+	r.HostPaths = slices.Clone(r.HostPaths)
+	for _, p := range s.info.HostPaths {
+		r.HostPaths = append(r.HostPaths, string(p))
+	}
+	return r
 }
 
 // usable refuses work on a sandbox whose store could not be opened whole.
@@ -223,7 +256,7 @@ func (s *sandbox) newSession(ctx context.Context, info session.Info) (*session.S
 		return nil, catalog.Errorf(catalog.ResourceExhausted, "%d sessions are open, which is the limit (max_sessions): end one first", n)
 	}
 	info.ID, info.Sandbox, info.Workspace, info.Created = newID("ws"), s.info.ID, s.root(), time.Now().UTC()
-	ws, err := session.Create(ctx, filepath.Join(s.dir, "sessions", info.ID), info, s.sessionOptions(), s.d.runtime())
+	ws, err := session.Create(ctx, filepath.Join(s.dir, "sessions", info.ID), info, s.sessionOptions(), s.runtime())
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"ephemeral-sandbox/cli/command"
 	"ephemeral-sandbox/daemon"
+	"ephemeral-sandbox/daemon/catalog"
 	"ephemeral-sandbox/daemon/config"
 	"ephemeral-sandbox/daemon/holder"
 )
@@ -16,7 +17,7 @@ import (
 func main() {
 	holder.MaybeRun()
 	os.Exit(command.Main(func(ctx context.Context, app command.App) int {
-		return command.Sandboxd(ctx, app, command.Daemon{Open: open, Doctor: doctor})
+		return command.Sandboxd(ctx, app, command.Daemon{Open: open, Doctor: doctor, Check: check})
 	}))
 }
 
@@ -34,4 +35,16 @@ func doctor() []command.Problem {
 		all = append(all, command.Problem{What: p.What, Remedy: p.Remedy})
 	}
 	return all
+}
+
+func check(ctx context.Context, cfg config.Config) ([]command.Checked, error) {
+	found, err := daemon.Check(ctx, cfg)
+	var all []command.Checked
+	for _, c := range found {
+		all = append(all, command.Checked{SandboxID: c.SandboxID, VerifyState: catalog.VerifyState{
+			OK: len(c.Report.Problems) == 0, Commits: c.Report.Commits, Layers: c.Report.Layers,
+			Bytes: c.Report.Bytes, Problems: c.Report.Problems,
+		}})
+	}
+	return all, err
 }

@@ -4,7 +4,8 @@ import "time"
 
 // CreateSandboxRequest asks for a sandbox made from a directory.
 type CreateSandboxRequest struct {
-	WorkspaceRoot Text `json:"workspace_root" help:"directory to import; sessions see it at this path" required:"true" positional:"1" host:"path" arg:"DIR"`
+	WorkspaceRoot Text   `json:"workspace_root" help:"directory to import; sessions see it at this path" required:"true" positional:"1" host:"path" arg:"DIR"`
+	HostPaths     []Text `json:"host_paths,omitempty" help:"further directory of the host that sessions see read-only at its own absolute path, such as a module cache; may be repeated" arg:"DIR"`
 }
 
 // CreateSandboxResult tells what was imported.
@@ -35,6 +36,7 @@ type Sandbox struct {
 	Problem       string    `json:"problem,omitempty"` // why it is broken, and the remedy
 	Head          string    `json:"head"`
 	Layers        int       `json:"layers"`
+	HostPaths     []Text    `json:"host_paths"`
 	Files         int64     `json:"files"` // as imported
 	Bytes         int64     `json:"bytes"` // as imported
 	StoredBytes   int64     `json:"stored_bytes"`

@@ -24,42 +24,38 @@ type Config struct {
 	// from config.json, which lies in it.
 	StateDir string `json:"-"`
 
-	CacheBytes       int64    `json:"cache_bytes"`       // decoded content kept in memory, all sandboxes together
-	SessionBytes     uint64   `json:"session_bytes"`     // a session's private bytes; over it, writes get EDQUOT
-	SessionInodes    uint64   `json:"session_inodes"`    // a session's private inodes
-	MaxSessions      int      `json:"max_sessions"`      // open at once, all sandboxes together
-	TraceBytes       int64    `json:"trace_bytes"`       // spans and events kept on disk
-	AccessBytes      int64    `json:"access_bytes"`      // access record of one session on disk
-	OutputBytes      int64    `json:"output_bytes"`      // kept output of one stream of a command
-	MaxRequestBytes  int64    `json:"max_request_bytes"` // one request's body
-	MaxRequests      int      `json:"max_requests"`      // in flight at once
-	MaxCommands      int      `json:"max_commands"`      // running at once in one session
-	ImportWorkers    int      `json:"import_workers"`    // 0 chooses by the number of processors
-	HostPaths        []string `json:"host_paths"`        // more host directories sessions see read-only
-	OTLPEndpoint     string   `json:"otlp_endpoint"`     // URL spans are exported to; empty exports nothing
-	TemporaryBytes   int64    `json:"temporary_bytes"`   // size of a session's private /tmp
-	ShutdownSeconds  int      `json:"shutdown_seconds"`  // grace for requests in flight when the daemon ends
-	RecoverableHours int      `json:"recoverable_hours"` // how long a destroyed session's unpublished delta is kept
+	CacheBytes      int64    `json:"cache_bytes"`       // decoded content kept in memory, all sandboxes together
+	SessionBytes    uint64   `json:"session_bytes"`     // a session's private bytes; over it, writes get EDQUOT
+	SessionInodes   uint64   `json:"session_inodes"`    // a session's private inodes
+	MaxSessions     int      `json:"max_sessions"`      // open at once, all sandboxes together
+	TraceBytes      int64    `json:"trace_bytes"`       // spans and events kept on disk
+	AccessBytes     int64    `json:"access_bytes"`      // access record of one session on disk
+	MaxRequestBytes int64    `json:"max_request_bytes"` // one request's body
+	MaxRequests     int      `json:"max_requests"`      // in flight at once
+	MaxCommands     int      `json:"max_commands"`      // running at once in one session
+	ImportWorkers   int      `json:"import_workers"`    // 0 chooses by the number of processors
+	HostPaths       []string `json:"host_paths"`        // more host directories sessions see read-only
+	OTLPEndpoint    string   `json:"otlp_endpoint"`     // URL spans are exported to; empty exports nothing
+	TemporaryBytes  int64    `json:"temporary_bytes"`   // size of a session's private /tmp
+	ShutdownSeconds int      `json:"shutdown_seconds"`  // grace for requests in flight when the daemon ends
 }
 
 // Default returns the settings of a daemon over stateDir when nothing else is
 // said.
 func Default(stateDir string) Config {
 	return Config{
-		StateDir:         stateDir,
-		CacheBytes:       256 << 20,
-		SessionBytes:     64 << 30,
-		SessionInodes:    4 << 20,
-		MaxSessions:      1024,
-		TraceBytes:       256 << 20,
-		AccessBytes:      64 << 20,
-		OutputBytes:      256 << 20,
-		MaxRequestBytes:  64 << 20,
-		MaxRequests:      1024,
-		MaxCommands:      256,
-		TemporaryBytes:   1 << 30,
-		ShutdownSeconds:  5,
-		RecoverableHours: 72,
+		StateDir:        stateDir,
+		CacheBytes:      256 << 20,
+		SessionBytes:    64 << 30,
+		SessionInodes:   4 << 20,
+		MaxSessions:     1024,
+		TraceBytes:      256 << 20,
+		AccessBytes:     64 << 20,
+		MaxRequestBytes: 64 << 20,
+		MaxRequests:     1024,
+		MaxCommands:     256,
+		TemporaryBytes:  1 << 30,
+		ShutdownSeconds: 5,
 	}
 }
 
@@ -82,9 +78,6 @@ func (c Config) File() string { return filepath.Join(c.StateDir, "config.json") 
 
 // Sandboxes is the directory with one directory per sandbox.
 func (c Config) Sandboxes() string { return filepath.Join(c.StateDir, "sandboxes") }
-
-// Sessions is the directory with one directory per session.
-func (c Config) Sessions() string { return filepath.Join(c.StateDir, "sessions") }
 
 // Telemetry is the directory of spans and events.
 func (c Config) Telemetry() string { return filepath.Join(c.StateDir, "telemetry") }
@@ -170,7 +163,6 @@ func (c Config) Validate() error {
 		{"cache_bytes", c.CacheBytes, 1 << 20},
 		{"trace_bytes", c.TraceBytes, 1 << 20},
 		{"access_bytes", c.AccessBytes, 1 << 20},
-		{"output_bytes", c.OutputBytes, 64 << 10},
 		{"max_request_bytes", c.MaxRequestBytes, 64 << 10},
 		{"temporary_bytes", c.TemporaryBytes, 1 << 20},
 		{"max_sessions", int64(c.MaxSessions), 1},
@@ -178,7 +170,6 @@ func (c Config) Validate() error {
 		{"max_commands", int64(c.MaxCommands), 1},
 		{"import_workers", int64(c.ImportWorkers), 0},
 		{"shutdown_seconds", int64(c.ShutdownSeconds), 0},
-		{"recoverable_hours", int64(c.RecoverableHours), 0},
 	} {
 		if n.value < n.least {
 			complain("%s %d: must be at least %d", n.name, n.value, n.least)

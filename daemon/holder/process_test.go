@@ -168,7 +168,11 @@ func TestForkBomb(t *testing.T) {
 		if n, err := strconv.Atoi(strings.TrimSpace(r.stdout)); err != nil || n < limit/2 || n > 2*limit {
 			t.Errorf("%d processes, %v, %+v", n, err, r)
 		}
-		if err := errors.Join(h.Kill("bomb", unix.SIGKILL), h.WaitTree(patience(t), "bomb")); err != nil {
+		ctx2, c2 := context.WithTimeout(context.Background(), 5e9)
+		defer c2()
+		if err := errors.Join(h.Kill("bomb", unix.SIGKILL), h.WaitTree(ctx2, "bomb")); err != nil {
+			r := sh(t, h, "ps axf -o pid,ppid,sid,stat,wchan:20,args; for i in /proc/[0-9]*; do echo $i; cat $i/status | grep -E 'State|PPid|SigP|ShdP|Trac'; done")
+			t.Log(r.stdout)
 			t.Fatal(err)
 		}
 		expect(t, h, "set -- /proc/[0-9]*; echo $#", "3")

@@ -30,41 +30,59 @@ type Access struct {
 // Activity calls fn for everything that was read and written in the session,
 // until fn returns false.
 func (s *Session) Activity(fn func(Access) bool) error {
-	base := s.base().Stack()
+	named := map[tree.Ino]string{} // where inodes were seen that may have no name any more
+	paths := pathNamer{s.fs, s.base().Stack(), named}
+	err := s.record.Each(func(e access.Entry) bool {
+		if e.Name != "" && e.Ino != 0 && e.Kind != access.Remove {
+			named[e.Ino] = paths.of(e)
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
 	return s.record.Each(func(e access.Entry) bool {
 		op, _ := s.ops.get(e.Op)
 		a := Access{
-			Operation: op.ID, Command: op.Command, Kind: e.Kind.String(), Ino: e.Ino,
+			Operation: op.ID, Command: op.Command, Kind: e.Kind.String(), Path: paths.of(e), Ino: e.Ino,
 			Count: e.Count, First: e.First, Last: e.Last,
 		}
-		a.Path = s.pathOf(e, base)
 		a.PathBytes = []byte(a.Path)
 		return fn(a)
 	})
 }
 
-// pathOf names what an entry is about: by its directory and name where the
-// access had a name, else by where the inode is now or was at the base.
-func (s *Session) pathOf(e access.Entry, base interface {
-	Path(tree.Ino) (string, error)
-}) string {
-	of := func(ino tree.Ino) (string, bool) {
-		if p, err := s.fs.Path(ino); err == nil {
-			return p, true
-		}
-		p, err := base.Path(ino)
-		return p, err == nil
+// pathNamer names what an access was about: by its directory and name where the
+// access had a name, else by where the inode is now, was at the base, or was
+// seen in the session.
+type pathNamer struct {
+	now interface {
+		Path(tree.Ino) (string, error)
 	}
+	base interface {
+		Path(tree.Ino) (string, error)
+	}
+	seen map[tree.Ino]string
+}
+
+func (n pathNamer) of(e access.Entry) string {
 	if e.Name != "" {
-		if dir, ok := of(e.Dir); ok {
-			return join(dir, e.Name)
-		}
-		return fmt.Sprintf("(inode %d)/%s", e.Dir, e.Name)
+		return join(n.inode(e.Dir), e.Name)
 	}
-	if p, ok := of(e.Ino); ok {
+	return n.inode(e.Ino)
+}
+
+func (n pathNamer) inode(ino tree.Ino) string {
+	if p, err := n.now.Path(ino); err == nil {
 		return p
 	}
-	return fmt.Sprintf("(inode %d)", e.Ino)
+	if p, err := n.base.Path(ino); err == nil {
+		return p
+	}
+	if p, ok := n.seen[ino]; ok {
+		return p
+	}
+	return fmt.Sprintf("(inode %d)", ino)
 }
 
 // Ended is what is kept of a session that has ended: what it was, its

@@ -250,6 +250,7 @@ func (s *Session) follow(h *holder.Holder, c *Command) {
 		defer stop(nil)
 		exit, err := s.await(ctx, h, c)
 		c.finish(exit, err, context.Cause(ctx), s.opts.Clock())
+		_ = s.record.Flush() // a record that cannot be written shows as a gap
 		if err == nil {
 			_ = h.Ack(c.state.ID) // a holder that is gone needs no leave to forget
 		}

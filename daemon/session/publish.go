@@ -42,7 +42,11 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%d paths conflict with the head: refresh the session, resolve them and publish again", len(e.Conflicts))
+	n := fmt.Sprintf("%d paths conflict", len(e.Conflicts))
+	if len(e.Conflicts) == 1 {
+		n = fmt.Sprintf("%q conflicts", e.Conflicts[0].Path)
+	}
+	return n + " with the head and nothing was published: refresh the session, resolve, and publish again"
 }
 
 // HeadMovedError refuses a publication that expected another head.

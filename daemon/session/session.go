@@ -13,6 +13,7 @@ import (
 	"ephemeral-sandbox/daemon/holder"
 	"ephemeral-sandbox/fs/access"
 	"ephemeral-sandbox/fs/overlay"
+	"ephemeral-sandbox/fs/stack"
 	"ephemeral-sandbox/fs/tree"
 )
 
@@ -321,6 +322,9 @@ func (s *Session) Adopt(ctx context.Context, st Stashed, control, fuse int) erro
 	if err := s.serve(ctx, h, st.Init); err != nil {
 		return err
 	}
+	if err := s.forgetStale(); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	running := make([]*Command, 0)
 	for _, c := range s.order {
@@ -332,6 +336,31 @@ func (s *Session) Adopt(ctx context.Context, st Stashed, control, fuse int) erro
 	for _, c := range running {
 		s.follow(h, c)
 	}
+	return nil
+}
+
+// forgetStale makes the kernel drop what it may know wrongly after a takeover:
+// the last daemon may have died between moving the session to another commit
+// and telling the kernel what changed.
+func (s *Session) forgetStale() error {
+	delta, err := s.fs.Delta()
+	if err != nil {
+		return fmt.Errorf("session %s: capture the delta: %w", s.Info.ID, err)
+	}
+	var entries []overlay.Key
+	var inos []tree.Ino
+	for _, n := range delta.Inodes {
+		inos = append(inos, n.Ino)
+	}
+	s.base().Stack().Changes(0, func(c stack.Change) bool {
+		if c.Dirent != nil {
+			entries = append(entries, overlay.Key{Dir: c.Dirent.Dir, Name: c.Dirent.Name})
+		} else {
+			inos = append(inos, c.Inode)
+		}
+		return true
+	})
+	s.notify(entries, inos)
 	return nil
 }
 

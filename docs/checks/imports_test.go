@@ -50,8 +50,9 @@ var rooms = []room{
 	{"daemon/gateway", []string{"daemon/catalog", "daemon/telemetry"}, "a door: it carries operations, it does not do them"},
 	{"daemon/client", []string{"daemon/catalog", "daemon/config"}, "a dialer: it finds the socket and carries operations"},
 	{"daemon", []string{"fs/...", "layerfmt", "daemon/...", "occ", "occ/...", "attribution"}, "the only place where rooms are joined"},
-	{"cli/command", []string{"daemon/client", "daemon/catalog", "daemon/config", "daemon", "layerfmt"}, "a command speaks to the daemon; it starts it, and looks at layer files offline"},
-	{"cli/...", []string{"cli/command", "daemon/holder"}, "a main is a few lines; sandboxd's also becomes a holder"},
+	{"cli/command", []string{"daemon/client", "daemon/catalog", "daemon/config", "daemon/fdstore", "layerfmt"}, "a command speaks to the daemon; sandboxd's is also its parent, and looks at layer files offline"},
+	{"cli/sandboxd", []string{"cli/command", "daemon", "daemon/catalog", "daemon/config", "daemon/holder"}, "it alone links the daemon, and becomes a holder"},
+	{"cli/...", []string{"cli/command", "daemon/catalog"}, "a main is a few lines: which surface it is"},
 	{"bench/...", []string{"bench/..."}, "it drives the built programs, as a user would"},
 	{"docs/...", nil, "checks look at sources, they do not link them"},
 }
