@@ -42,8 +42,11 @@ type Change struct {
 // Diff lists what the workspace changed against its base, in byte order of
 // paths.
 func (w *Workspace) Diff(r DiffRequest) ([]Change, error) {
-	w.gate.Lock()
-	defer w.gate.Unlock()
+	leave, err := w.enterGate()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	w.fs.Freeze()
 	defer w.fs.Thaw()
 	delta, err := w.fs.Delta()

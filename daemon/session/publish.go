@@ -62,8 +62,11 @@ func (e *HeadMovedError) Error() string {
 // between Advance and Rebase leaves an upper that repeats what the head holds,
 // which the next publication finds to be no change.
 func (w *Workspace) Publish(ctx context.Context, r PublishRequest) (Publication, error) {
-	w.gate.Lock()
-	defer w.gate.Unlock()
+	leave, err := w.enterGate()
+	if err != nil {
+		return Publication{}, err
+	}
+	defer leave()
 
 	if r.Flush != nil {
 		_, sp := w.span(ctx, "flush mappings")

@@ -31,8 +31,11 @@ type Refreshed struct {
 // conflict markers where it clashes; of anything else that clashes the session
 // keeps its version and finds the head's beside it.
 func (w *Workspace) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, error) {
-	w.gate.Lock()
-	defer w.gate.Unlock()
+	leave, err := w.enterGate()
+	if err != nil {
+		return Refreshed{}, err
+	}
+	defer leave()
 
 	head, err := w.opts.History.LeaseHead()
 	if err != nil {

@@ -99,7 +99,8 @@ type Workspace struct {
 	lines *lineOwners
 	inos  inoBlock
 
-	gate sync.Mutex // one publication or refresh at a time
+	gate   sync.Mutex // one publication or refresh at a time
+	closed bool       // guarded by gate
 
 	mu    sync.Mutex
 	lease Lease       // guarded by mu
@@ -208,13 +209,34 @@ func (w *Workspace) OperationByID(id string) (Operation, bool) { return w.ops.fi
 // Exclusive runs f while no other Exclusive, publication or refresh runs: what
 // f reads is what it writes upon, as far as the API's own operations go.
 func (w *Workspace) Exclusive(f func() error) error {
-	w.gate.Lock()
-	defer w.gate.Unlock()
+	leave, err := w.enterGate()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	return f()
 }
 
-// Close lets go of the tree; what is in it stays on disk.
+// enterGate waits for its turn; a workspace that has been closed meanwhile lets
+// nobody in.
+func (w *Workspace) enterGate() (leave func(), err error) {
+	w.gate.Lock()
+	if w.closed {
+		w.gate.Unlock()
+		return nil, ErrEnding
+	}
+	return w.gate.Unlock, nil
+}
+
+// Close waits for a publication or refresh under way and lets go of the tree;
+// what is in it stays on disk.
 func (w *Workspace) Close() error {
+	w.gate.Lock()
+	defer w.gate.Unlock()
+	if w.closed {
+		return nil
+	}
+	w.closed = true
 	err := errors.Join(w.fs.Close(), w.ops.close())
 	w.base().Release()
 	return err
