@@ -225,7 +225,7 @@ func pickWork(ctx context.Context, dir string) work {
 
 // plainPackage returns the package of a Go module, as "./dir", whose imports,
 // its own and those of the module's packages that it uses, all lie in the
-// module or the standard library, and which drags in the least though not
+// module or the standard library, and which costs the least though not
 // next to nothing; empty when there is none. Such a package builds where no module can
 // be downloaded.
 func plainPackage(dir string) string {
@@ -279,9 +279,16 @@ func plainPackage(dir string) string {
 // declarations only.
 const leastWeight = 3
 
-// weight counts the packages that a folder's package uses within the module and
-// directly from the standard library; 0 when it needs another module, cgo or a
-// folder that is not there.
+// light are packages of the standard library that compile in no time; most
+// others drag in os and reflect.
+var light = []string{
+	"bytes", "cmp", "errors", "hash", "hash/crc32", "hash/fnv", "io", "iter", "maps", "math", "math/bits", "slices",
+	"sort", "strconv", "strings", "unicode", "unicode/utf8",
+}
+
+// weight estimates what building a folder's package costs: the packages that it
+// uses within the module, and those of the standard library that it imports; 0
+// when it needs another module, cgo or a folder that is not there.
 func weight(module, folder string, imports map[string]map[string]bool, seen map[string]bool) int {
 	if seen[folder] {
 		return 1
@@ -299,10 +306,12 @@ func weight(module, folder string, imports map[string]map[string]bool, seen map[
 				return 0
 			}
 			n += w
-		case name == "C" || name == "unsafe" || strings.Contains(strings.Split(name, "/")[0], "."):
+		case name == "C" || name == "unsafe" || name == "embed" || strings.Contains(strings.Split(name, "/")[0], "."):
 			return 0
-		default:
+		case slices.Contains(light, name):
 			n++
+		default:
+			n += 20
 		}
 	}
 	return n

@@ -197,7 +197,7 @@ func (s *story) act(ctx context.Context, _ string) error {
 			if err := quiet.EditFile(ctx, s.sandbox, a.session, s.file.path, edit); err != nil {
 				return err
 			}
-			flags := []string{"--timeout-ms", "120000"}
+			flags := []string{"--timeout-ms", "60000"}
 			for _, kv := range s.work.env {
 				flags = append(flags, "--env", kv)
 			}
