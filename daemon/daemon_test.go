@@ -1,74 +1,13 @@
 package daemon_test
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"ephemeral-sandbox/daemon"
 	"ephemeral-sandbox/daemon/catalog"
-	"ephemeral-sandbox/daemon/client"
-	"ephemeral-sandbox/daemon/config"
-	"ephemeral-sandbox/daemon/holder"
 )
-
-func TestMain(m *testing.M) {
-	holder.MaybeRun()
-	os.Exit(m.Run())
-}
-
-// harness is a running daemon and a client of it.
-type harness struct {
-	t  *testing.T
-	c  *client.Client
-	sb string
-}
-
-// start runs a daemon in a state directory of its own until the test ends.
-func start(t *testing.T) *harness {
-	t.Helper()
-	state := t.TempDir()
-	d, err := daemon.Open(t.Context(), config.Default(state))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Serve(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	c := client.New(state)
-	t.Cleanup(c.Close)
-	return &harness{t: t, c: c}
-}
-
-// try calls an operation on the harness's sandbox.
-func try[Res any](h *harness, op string, req any) (*Res, error) {
-	h.t.Helper()
-	res := new(Res)
-	err := h.c.Call(h.t.Context(), client.Call{Op: op, SandboxID: h.sb, Request: req}, res, nil)
-	return res, err
-}
-
-func must[Res any](h *harness, op string, req any) *Res {
-	h.t.Helper()
-	res, err := try[Res](h, op, req)
-	if err != nil {
-		h.t.Fatalf("%s: %v", op, err)
-	}
-	return res
-}
-
-func text(s string) *catalog.Text { t := catalog.Text(s); return &t }
 
 func TestOneThread(t *testing.T) {
 	h := start(t)
