@@ -706,6 +706,7 @@ func FuzzSegment(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(line)
 	f.Add(append(append([]byte("torn\n"), line...), span...))
+	dir := f.TempDir() // of this worker, which runs one input at a time
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var forward []uint64
 		_, whole := eachLine(data, func(js []byte) bool {
@@ -728,7 +729,6 @@ func FuzzSegment(f *testing.F) {
 		if d := cmp.Diff(forward, backward); d != "" {
 			t.Errorf("the two directions disagree:\n%s", d)
 		}
-		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, segmentName(1)), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
