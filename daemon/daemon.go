@@ -84,6 +84,11 @@ func Open(ctx context.Context, cfg config.Config) (d *Daemon, err error) {
 		return d, err
 	}
 	d.adopt(ctx, kept)
+	for _, s := range d.listSandboxes() {
+		for _, ws := range s.openSessions() {
+			ws.Abandon()
+		}
+	}
 	d.resumeOneShots()
 	token, err := gateway.EnsureToken(cfg.TokenFile())
 	if err != nil {

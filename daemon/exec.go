@@ -57,19 +57,18 @@ func (d *Daemon) handleExec(ctx context.Context, c *call, r *catalog.ExecCommand
 	if implicit {
 		finished = d.finishOneShot(ctx, s, ws, cmd)
 	}
-	if c.Streams {
-		s.stream(ctx, req.CommandID, cmd.Done(), c.Progress)
-	}
-	var yield <-chan time.Time
+	wait := ctx
 	if r.YieldTimeMS != nil {
-		t := time.NewTimer(time.Duration(*r.YieldTimeMS) * time.Millisecond)
-		defer t.Stop()
-		yield = t.C
+		var stop context.CancelFunc
+		wait, stop = context.WithTimeout(ctx, time.Duration(*r.YieldTimeMS)*time.Millisecond)
+		defer stop()
+	}
+	if c.Streams {
+		s.stream(wait, req.CommandID, cmd.Done(), c.Progress)
 	}
 	select {
 	case <-finished:
-	case <-yield:
-	case <-ctx.Done():
+	case <-wait.Done():
 	}
 	return s.execResult(ws.Info.ID, cmd.State(), r.MaxOutputBytes)
 }
@@ -248,11 +247,18 @@ func (d *Daemon) publishOneShot(ctx context.Context, s *sandbox, ws *session.Ses
 	if st.Status != session.StatusExited || st.Code != 0 {
 		return &catalog.PublishOutcome{Status: catalog.PublishSkipped}
 	}
+	if c, ok := s.store.FindRequest(st.Operation); ok && c.Session == ws.Info.ID {
+		// An earlier daemon died right behind the commit.
+		return &catalog.PublishOutcome{
+			Status: catalog.PublishCommitted, Commit: store.CommitName(c.Number), Parent: store.CommitName(c.Number - 1),
+			Merged: texts(c.Merged), Counts: c.Counts,
+		}
+	}
 	ctx, sp := d.trace.Start(ctx, "publish")
 	op, _ := ws.OperationByID(st.Operation)
 	pub, err := ws.Publish(ctx, session.PublishRequest{Operation: op, Message: ws.Info.Message})
 	sp.End(err)
-	if err == nil {
+	if landed(err) {
 		if pub.Committed {
 			d.emit("layer.published", s, ws.Info.ID, st.Operation, map[string]any{"commit": store.CommitName(pub.Commit)})
 		}
@@ -269,7 +275,8 @@ func (d *Daemon) publishOneShot(ctx context.Context, s *sandbox, ws *session.Ses
 	return o
 }
 
-// resumeOneShots takes up one-command sessions that an earlier daemon left.
+// resumeOneShots takes up one-command sessions that an earlier daemon left, at
+// whatever step it was.
 func (d *Daemon) resumeOneShots() {
 	for _, s := range d.listSandboxes() {
 		for _, ws := range s.openSessions() {
@@ -277,8 +284,16 @@ func (d *Daemon) resumeOneShots() {
 				continue
 			}
 			for _, cmd := range ws.Commands() {
-				if o, err := s.outcome(cmd.State().ID); err == nil && o == nil {
+				o, err := s.outcome(cmd.State().ID)
+				switch {
+				case err != nil:
+					d.log.Error("the outcome of a one-command session cannot be read", "session", ws.Info.ID, "error", err)
+				case o == nil:
 					d.finishOneShot(context.Background(), s, ws, cmd)
+				case o.WorkspaceSessionID == "": // published, but not ended
+					if _, err := s.retire(ws); err != nil {
+						d.log.Error("a one-command session did not end", "session", ws.Info.ID, "error", err)
+					}
 				}
 			}
 		}
@@ -291,6 +306,7 @@ func (d *Daemon) handleReadLines(ctx context.Context, c *call, r *catalog.ReadCo
 	if err != nil {
 		return nil, err
 	}
+	st := t.cmd.State() // before the output: what has ended writes no more
 	out, err := s.output(r.CommandID, r.Stream, r.StartOffset, int(r.MaxBytes))
 	if err != nil {
 		return nil, err
@@ -300,6 +316,7 @@ func (d *Daemon) handleReadLines(ctx context.Context, c *call, r *catalog.ReadCo
 		defer cancel()
 		err := session.Watch(ctx, t.dir, t.cmd.Done(), func() error {
 			var err error
+			st = t.cmd.State()
 			if out, err = s.output(r.CommandID, r.Stream, r.StartOffset, int(r.MaxBytes)); err == nil && len(out.data) > 0 {
 				cancel()
 			}
@@ -309,7 +326,6 @@ func (d *Daemon) handleReadLines(ctx context.Context, c *call, r *catalog.ReadCo
 			return nil, err
 		}
 	}
-	st := t.cmd.State()
 	res := &catalog.ReadCommandLinesResult{
 		CommandID: r.CommandID, WorkspaceSessionID: t.session, Status: st.Status, Signal: st.Signal, Stream: r.Stream,
 		StartOffset: r.StartOffset, TotalBytes: out.total,

@@ -56,7 +56,7 @@ func kindOf(err error) catalog.Kind {
 		return false
 	}
 	switch {
-	case is(syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, tree.ErrNoSpace, tree.ErrQuota, session.ErrTooManyCommands):
+	case is(syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, tree.ErrNoSpace, tree.ErrQuota, tree.ErrTooBig, session.ErrTooManyCommands):
 		return catalog.ResourceExhausted
 	case is(store.ErrBroken, store.ErrClosed, session.ErrEnding):
 		return catalog.PreconditionFailed

@@ -41,6 +41,7 @@ type sandbox struct {
 
 	mu       sync.Mutex
 	sessions map[string]*session.Session // guarded by mu
+	retiring map[string]bool             // guarded by mu; sessions that are being ended
 	ending   bool                        // guarded by mu
 	oneShots sync.WaitGroup              // publications of one-command sessions under way
 }
@@ -66,7 +67,7 @@ func (d *Daemon) createSandbox(ctx context.Context, op string, root string, host
 	if err != nil {
 		return nil, err
 	}
-	s = &sandbox{d: d, sessions: map[string]*session.Session{}, info: sandboxInfo{
+	s = &sandbox{d: d, sessions: map[string]*session.Session{}, retiring: map[string]bool{}, info: sandboxInfo{
 		ID: newID("sb"), WorkspaceRoot: []byte(root), Created: time.Now().UTC(),
 	}}
 	for _, p := range hostPaths {
@@ -169,7 +170,7 @@ func (d *Daemon) openSandbox(dir string) (*sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &sandbox{dir: dir, d: d, sessions: map[string]*session.Session{}}
+	s := &sandbox{dir: dir, d: d, sessions: map[string]*session.Session{}, retiring: map[string]bool{}}
 	if err := json.Unmarshal(raw, &s.info); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "sandbox.json"), err)
 	}
@@ -293,16 +294,25 @@ func (s *sandbox) openSessions() []*session.Session {
 	})
 }
 
-// retire ends a session and keeps its record.
+// retire ends a session and keeps its record. Until that is done the session
+// can be found, so that its commands can be asked for at any time; one that
+// could not be ended whole stays, and can be destroyed again.
 func (s *sandbox) retire(ws *session.Session) (processes int, err error) {
+	id := ws.Info.ID
 	s.mu.Lock()
-	_, mine := s.sessions[ws.Info.ID]
-	delete(s.sessions, ws.Info.ID)
+	mine := s.sessions[id] == ws && !s.retiring[id]
+	s.retiring[id] = true
 	s.mu.Unlock()
 	if !mine {
-		return 0, catalog.Errorf(catalog.NotFound, "session %q is ending already", ws.Info.ID)
+		return 0, catalog.Errorf(catalog.NotFound, "session %q is ending already", id)
 	}
-	processes, err = ws.Retire(filepath.Join(s.dir, "ended", ws.Info.ID))
+	processes, err = ws.Retire(filepath.Join(s.dir, "ended", id))
+	s.mu.Lock()
+	delete(s.retiring, id)
+	if err == nil {
+		delete(s.sessions, id)
+	}
+	s.mu.Unlock()
 	return processes, errors.Join(err, s.pruneEnded())
 }
 
@@ -388,14 +398,24 @@ func (s *sandbox) operate(ctx context.Context, op session.Operation, message str
 	if err != nil {
 		return pub, err
 	}
-	defer func() { err = errors.Join(err, w.Close(), os.RemoveAll(dir)) }()
+	defer func() {
+		// Not an error of the operation, which may have been committed; what
+		// stays is swept when the sandbox is opened.
+		if e := errors.Join(w.Close(), os.RemoveAll(dir)); e != nil {
+			s.d.log.Warn("a finished operation's workspace stays", "dir", dir, "error", e)
+		}
+	}()
 	if op, err = w.Begin(op); err != nil {
 		return pub, err
 	}
 	if err := do(w, op); err != nil {
 		return pub, err
 	}
-	return w.Publish(ctx, session.PublishRequest{Operation: op, Message: message})
+	pub, err = w.Publish(ctx, session.PublishRequest{Operation: op, Message: message})
+	if landed(err) {
+		return pub, nil
+	}
+	return pub, err
 }
 
 // at gives the tree of a commit, the head when commit is empty.

@@ -74,7 +74,7 @@ func (d *Daemon) handlePublish(ctx context.Context, c *call, r *catalog.PublishW
 		return nil, err
 	}
 	pub, err := ws.Publish(ctx, req)
-	if err != nil {
+	if !landed(err) {
 		d.tellRefusal(c, ws, err)
 		return nil, c.sandbox.withSession(err, ws.Info.ID)
 	}
@@ -82,6 +82,9 @@ func (d *Daemon) handlePublish(ctx context.Context, c *call, r *catalog.PublishW
 	res := &catalog.PublishWorkspaceSessionResult{
 		WorkspaceSessionID: ws.Info.ID, Status: status(pub), Commit: store.CommitName(pub.Commit),
 		Parent: store.CommitName(pub.Parent), Merged: texts(pub.Merged), Counts: pub.Counts, StoredBytes: pub.StoredBytes,
+	}
+	if err != nil {
+		res.Warning = err.Error()
 	}
 	if r.Close {
 		if _, err := c.sandbox.retire(ws); err != nil {
@@ -91,6 +94,13 @@ func (d *Daemon) handlePublish(ctx context.Context, c *call, r *catalog.PublishW
 	}
 	res.DurationMS = time.Since(start).Milliseconds()
 	return res, nil
+}
+
+// landed tells whether a publication was committed, or needed no commit. One
+// that was committed is never told as a failure, whatever came after.
+func landed(err error) bool {
+	_, committed := errors.AsType[*session.LandError](err)
+	return err == nil || committed
 }
 
 func status(p session.Publication) string {
@@ -348,11 +358,13 @@ func (d *Daemon) handleFileWrite(ctx context.Context, c *call, r *catalog.FileWr
 	}
 	res := &catalog.FileWriteResult{Path: r.Path, BytesWritten: int64(len(*r.Content)), Operation: c.RequestID, WorkspaceSessionID: r.WorkspaceSessionID}
 	pub, st, err := d.write(ctx, c, r.WorkspaceSessionID, r.Message, func(w *session.Workspace, op session.Operation, note session.Noter) error {
-		created, err := w.WriteFile(op, note, p, []byte(*r.Content))
-		if res.Type = "update"; created {
-			res.Type = "create"
-		}
-		return err
+		return w.Exclusive(func() error {
+			created, err := w.WriteFile(op, note, p, []byte(*r.Content))
+			if res.Type = "update"; created {
+				res.Type = "create"
+			}
+			return err
+		})
 	})
 	if err != nil {
 		return nil, err

@@ -402,6 +402,7 @@ type PublishWorkspaceSessionResult struct {
 	Merged             []Text           `json:"merged"` // paths whose text was merged with the head's
 	Counts             map[string]int64 `json:"counts"` // added, modified, removed, metadata, time_only ...
 	StoredBytes        int64            `json:"stored_bytes"`
+	Warning            string           `json:"warning,omitempty"` // committed, but something after it went wrong
 	Closed             bool             `json:"closed"`
 	DurationMS         int64            `json:"duration_ms"`
 }

@@ -97,13 +97,10 @@ type Ended struct {
 // upper goes: what was not published is lost.
 func (s *Session) Retire(dir string) (processes int, err error) {
 	processes, err = s.Stop()
-	if err != nil {
-		return processes, err
+	if e := os.MkdirAll(dir, 0o700); e != nil {
+		return processes, errors.Join(err, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, e))
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return processes, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, err)
-	}
-	err = errors.Join(s.keepActivity(filepath.Join(dir, "activity")), s.record.Close(), s.Workspace.Close())
+	err = errors.Join(err, s.keepActivity(filepath.Join(dir, "activity")), s.record.Close(), s.Workspace.Close())
 	for _, name := range []string{"session.json", "commands"} {
 		if e := os.Rename(filepath.Join(s.dir, name), filepath.Join(dir, name)); e != nil {
 			err = errors.Join(err, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, e))

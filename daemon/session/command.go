@@ -106,9 +106,6 @@ func (s *Session) Exec(ctx context.Context, r ExecRequest) (*Command, error) {
 	if h == nil {
 		return nil, fmt.Errorf("session %s: its holder ended at once", s.Info.ID)
 	}
-	if n := s.countRunning(); s.runtime.MaxCommands > 0 && n >= s.runtime.MaxCommands {
-		return nil, fmt.Errorf("session %s: %d: %w", s.Info.ID, n, ErrTooManyCommands)
-	}
 	dir := filepath.Join(s.dir, "commands", r.CommandID)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("keep a transcript: %w", err)
@@ -134,17 +131,18 @@ func (s *Session) Exec(ctx context.Context, r ExecRequest) (*Command, error) {
 	if err := c.save(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
+	waiting, err := s.register(c)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
 	_, sp := s.span(ctx, "command launch")
 	_, err = h.Exec(cmd)
 	sp.End(err)
 	if err != nil {
+		s.unregister(c)
 		return nil, errors.Join(fmt.Errorf("run %q: %w", cmd.Argv[0], err), os.RemoveAll(dir))
 	}
-	s.mu.Lock()
-	s.commands[c.state.ID] = c
-	s.order = append(s.order, c)
-	s.mu.Unlock()
-	s.follow(h, c)
+	go s.follow(waiting, h, c)
 	if r.Timeout > 0 {
 		timer := time.AfterFunc(r.Timeout, func() { c.stop(errTimedOut) })
 		go func() { // ends with the command
@@ -155,14 +153,40 @@ func (s *Session) Exec(ctx context.Context, r ExecRequest) (*Command, error) {
 	return c, nil
 }
 
-func (s *Session) countRunning() int {
+// register makes a command known before it is started, so that whoever ends the
+// session finds it: either it is refused, or Stop waits for it. The context is
+// cancelled by the command's stop.
+func (s *Session) register(c *Command) (context.Context, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == Closing {
+		return nil, fmt.Errorf("session %s: %w", s.Info.ID, ErrEnding)
+	}
 	n := 0
-	for _, c := range s.Commands() {
-		if c.running() {
+	for _, o := range s.order {
+		if o.running() {
 			n++
 		}
 	}
-	return n
+	if s.runtime.MaxCommands > 0 && n >= s.runtime.MaxCommands {
+		return nil, fmt.Errorf("session %s: %d: %w", s.Info.ID, n, ErrTooManyCommands)
+	}
+	ctx, stop := context.WithCancelCause(context.Background())
+	c.stop = stop
+	s.commands[c.state.ID] = c
+	s.order = append(s.order, c)
+	s.waiters.Add(1)
+	return ctx, nil
+}
+
+// unregister takes a command back that could not be started.
+func (s *Session) unregister(c *Command) {
+	c.stop(nil)
+	s.mu.Lock()
+	delete(s.commands, c.state.ID)
+	s.order = slices.DeleteFunc(s.order, func(o *Command) bool { return o == c })
+	s.mu.Unlock()
+	s.waiters.Done()
 }
 
 func (r ExecRequest) display() string {
@@ -241,20 +265,26 @@ func environment(base, over []string) []string {
 	return env
 }
 
-// follow waits for a command in the background until it has ended. Session.Stop
-// waits for all of them.
-func (s *Session) follow(h *holder.Holder, c *Command) {
-	ctx, stop := context.WithCancelCause(context.Background())
-	c.stop = stop
-	s.waiters.Go(func() {
-		defer stop(nil)
-		exit, err := s.await(ctx, h, c)
-		c.finish(exit, err, context.Cause(ctx), s.opts.Clock())
-		_ = s.record.Flush() // a record that cannot be written shows as a gap
-		if err == nil {
-			_ = h.Ack(c.state.ID) // a holder that is gone needs no leave to forget
+// follow waits until a registered command has ended.
+func (s *Session) follow(ctx context.Context, h *holder.Holder, c *Command) {
+	defer s.waiters.Done()
+	defer c.stop(nil)
+	exit, err := s.await(ctx, h, c)
+	c.finish(exit, err, context.Cause(ctx), s.opts.Clock())
+	_ = s.record.Flush() // a record that cannot be written shows as a gap
+	if err == nil {
+		_ = h.Ack(c.state.ID) // a holder that is gone needs no leave to forget
+	}
+}
+
+// loseCommands ends the commands that an earlier daemon left running and whose
+// holder could not be taken back.
+func (s *Session) loseCommands() {
+	for _, c := range s.Commands() {
+		if c.running() {
+			c.finish(holder.Exit{Lost: true}, nil, nil, s.opts.Clock())
 		}
-	})
+	}
 }
 
 // await waits for the end of c; when it is told to stop, it kills the command's

@@ -64,7 +64,10 @@ func Walk(t Tree, p string) (tree.Inode, error) {
 	return n, err
 }
 
-// ReadFile gives a regular file's record and content.
+// MaxRead is the size in bytes of the largest file that is read whole.
+const MaxRead = 64 << 20
+
+// ReadFile gives a regular file's record and content, of at most MaxRead bytes.
 func ReadFile(t Tree, p string) (tree.Inode, []byte, error) {
 	n, err := Walk(t, p)
 	if err != nil {
@@ -72,6 +75,9 @@ func ReadFile(t Tree, p string) (tree.Inode, []byte, error) {
 	}
 	if n.Kind != tree.File {
 		return n, nil, notRegular(p, n)
+	}
+	if n.Size > MaxRead {
+		return n, nil, &PathError{p, fmt.Sprintf("it has %d bytes, and file operations take at most %d: read it with a command", n.Size, MaxRead), tree.ErrTooBig}
 	}
 	f, err := t.Data(n.Ino)
 	if err != nil {

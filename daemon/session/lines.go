@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"ephemeral-sandbox/attribution"
@@ -146,19 +147,24 @@ func (w *Workspace) ownersBefore(ino tree.Ino) (fileOwners, error) {
 
 // lineOwners keeps the settled owners of the files that a workspace changed.
 // They are files of their own beside the journal, so that a daemon which
-// restarts goes on where the last one was.
+// restarts goes on where the last one was. Each belongs to the commit that the
+// workspace stood on when it was written and counts only while it still does:
+// what a crash leaves from before a publication or refresh, or from one that
+// did not come about, is ignored and swept.
 type lineOwners struct {
 	dir string
 
 	mu    sync.Mutex
+	base  uint64                  // guarded by mu; the commit that the workspace stands on
 	files map[tree.Ino]fileOwners // guarded by mu; those read or written so far
 }
 
-func openLines(dir string) (*lineOwners, error) {
+func openLines(dir string, base uint64) (*lineOwners, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("line owners: %w", err)
 	}
-	return &lineOwners{dir: dir, files: map[tree.Ino]fileOwners{}}, nil
+	l := &lineOwners{dir: dir, base: base, files: map[tree.Ino]fileOwners{}}
+	return l, l.sweepLocked()
 }
 
 func (l *lineOwners) get(ino tree.Ino) (fileOwners, bool, error) {
@@ -167,7 +173,7 @@ func (l *lineOwners) get(ino tree.Ino) (fileOwners, bool, error) {
 	if f, ok := l.files[ino]; ok {
 		return f, true, nil
 	}
-	raw, err := os.ReadFile(l.path(ino))
+	raw, err := os.ReadFile(l.path(l.base, ino))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fileOwners{}, false, nil
 	}
@@ -185,33 +191,98 @@ func (l *lineOwners) put(ino tree.Ino, f fileOwners) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.files[ino] = f
-	tmp := l.path(ino) + ".new"
-	if err := os.WriteFile(tmp, encodeOwners(ino, f), 0o600); err != nil {
+	return l.write(l.base, ino, f)
+}
+
+func (l *lineOwners) write(base uint64, ino tree.Ino, f fileOwners) error {
+	name := l.path(base, ino)
+	if err := os.WriteFile(name+".new", encodeOwners(ino, f), 0o600); err != nil {
 		return fmt.Errorf("keep line owners of inode %d: %w", ino, err)
 	}
-	if err := os.Rename(tmp, l.path(ino)); err != nil {
+	if err := os.Rename(name+".new", name); err != nil {
 		return fmt.Errorf("keep line owners of inode %d: %w", ino, err)
 	}
 	return nil
 }
 
-// forget drops what was settled for the inodes of a published delta: from now
-// on the layer says who owns their lines.
-func (l *lineOwners) forget(inos []tree.Ino) error {
+// prepare writes what will be settled once the workspace stands on base: all
+// that is settled now but for the inodes that leave, and what the move itself
+// settles.
+func (l *lineOwners) prepare(base uint64, leaving []tree.Ino, settled map[tree.Ino]fileOwners) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var errs []error
-	for _, ino := range inos {
-		delete(l.files, ino)
-		if err := os.Remove(l.path(ino)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("forget line owners: %w", err))
+	names, err := l.listLocked()
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if _, again := settled[n.ino]; n.base != l.base || again || slices.Contains(leaving, n.ino) {
+			continue
+		}
+		err := os.Link(l.path(n.base, n.ino), l.path(base, n.ino))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("keep line owners of inode %d: %w", n.ino, err)
 		}
 	}
-	return errors.Join(errs...)
+	for ino, f := range settled {
+		if err := l.write(base, ino, f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (l *lineOwners) path(ino tree.Ino) string {
-	return filepath.Join(l.dir, fmt.Sprintf("%x", uint64(ino)))
+// move makes what was prepared for base, or nothing, the settled state. Old
+// files that cannot be removed are swept at the next opening.
+func (l *lineOwners) move(base uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.base = base
+	clear(l.files)
+	_ = l.sweepLocked()
+}
+
+func (l *lineOwners) sweepLocked() error {
+	names, err := l.listLocked()
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if n.base == l.base && n.ino != 0 {
+			continue
+		}
+		if err := os.Remove(filepath.Join(l.dir, n.name)); err != nil {
+			return fmt.Errorf("sweep line owners: %w", err)
+		}
+	}
+	return nil
+}
+
+// ownerFile is the name of an owner file; ino is 0 for rubbish.
+type ownerFile struct {
+	name string
+	base uint64
+	ino  tree.Ino
+}
+
+func (l *lineOwners) listLocked() ([]ownerFile, error) {
+	entries, err := os.ReadDir(l.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list line owners: %w", err)
+	}
+	list := make([]ownerFile, 0, len(entries))
+	for _, e := range entries {
+		n := ownerFile{name: e.Name()}
+		if _, err := fmt.Sscanf(n.name, "%x-%x", &n.base, &n.ino); err != nil || n.name != filepath.Base(l.path(n.base, n.ino)) {
+			n.base, n.ino = 0, 0
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}
+
+func (l *lineOwners) path(base uint64, ino tree.Ino) string {
+	return filepath.Join(l.dir, fmt.Sprintf("%x-%x", base, uint64(ino)))
 }
 
 // An owner file is: u32 crc32c of the rest, u32 number of line hashes, the

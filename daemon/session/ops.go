@@ -32,6 +32,7 @@ type Operation struct {
 // a crash can only cut at its end. Numbers start at 1; 0 means "not known".
 type opTable struct {
 	mu    sync.Mutex
+	end   int64              // guarded by mu; where the last whole line ends
 	file  *os.File           // guarded by mu
 	list  []Operation        // guarded by mu; list[i].Number == i+1
 	byID  map[string]tree.Op // guarded by mu
@@ -44,12 +45,8 @@ func openOps(path string) (*opTable, error) {
 		return nil, fmt.Errorf("open operation table: %w", err)
 	}
 	t := &opTable{file: f, byID: map[string]tree.Op{}}
-	end, err := t.load()
-	if err == nil {
-		err = f.Truncate(end)
-	}
-	if err == nil {
-		_, err = f.Seek(end, io.SeekStart)
+	if t.end, err = t.load(); err == nil {
+		err = f.Truncate(t.end)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("read operation table: %w", err), f.Close())
@@ -90,14 +87,33 @@ func (t *opTable) add(op Operation) (Operation, error) {
 		}
 		return t.list[n-1], nil
 	}
+	return t.appendLocked(op)
+}
+
+// reserve keeps every number up to last from being given again.
+func (t *opTable) reserve(last tree.Op) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for tree.Op(len(t.list)) < last {
+		if _, err := t.appendLocked(Operation{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *opTable) appendLocked(op Operation) (Operation, error) {
 	op.Number = tree.Op(len(t.list) + 1)
 	line, err := json.Marshal(op)
 	if err != nil {
 		return op, fmt.Errorf("record operation %s: %w", op.ID, err)
 	}
-	if _, err := t.file.Write(append(line, '\n')); err != nil {
+	line = append(line, '\n')
+	// At a fixed place, so that what a full disk cut off is written over.
+	if _, err := t.file.WriteAt(line, t.end); err != nil {
 		return op, fmt.Errorf("record operation %s: %w", op.ID, err)
 	}
+	t.end += int64(len(line))
 	t.list = append(t.list, op)
 	t.indexLocked(op)
 	return op, nil
@@ -106,7 +122,7 @@ func (t *opTable) add(op Operation) (Operation, error) {
 func (t *opTable) get(n tree.Op) (Operation, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if n == 0 || int(n) > len(t.list) {
+	if n == 0 || int(n) > len(t.list) || t.list[n-1].ID == "" {
 		return Operation{}, false
 	}
 	return t.list[n-1], true
@@ -120,6 +136,9 @@ func (t *opTable) find(id string) (Operation, bool) {
 }
 
 func (t *opTable) indexLocked(op Operation) {
+	if op.ID == "" {
+		return // reserved
+	}
 	t.byID[op.ID] = op.Number
 	if op.CommandID != "" {
 		t.byCmd.Store(op.CommandID, op.Number)

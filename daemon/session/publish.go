@@ -49,6 +49,20 @@ func (e *ConflictError) Error() string {
 	return n + " with the head and nothing was published: refresh the session, resolve, and publish again"
 }
 
+// LandError says that the changes were committed, but that the workspace could
+// not be moved onto the commit: it goes on from where it stood, and finds at its
+// next publication that the head has these changes already.
+type LandError struct {
+	Commit uint64
+	Err    error
+}
+
+func (e *LandError) Error() string {
+	return fmt.Sprintf("committed, but the session could not be moved onto the commit: %v", e.Err)
+}
+
+func (e *LandError) Unwrap() error { return e.Err }
+
 // HeadMovedError refuses a publication that expected another head.
 type HeadMovedError struct{ Expected, Head uint64 }
 
@@ -58,7 +72,8 @@ func (e *HeadMovedError) Error() string {
 
 // Publish makes one layer of the workspace's changes on top of the head, or
 // refuses and changes nothing. Afterwards the workspace stands on the new
-// commit. A crash before Advance leaves a layer that no commit names; a crash
+// commit. With a LandError the Publication is valid too: it was committed. A
+// crash before Advance leaves a layer that no commit names; a crash
 // between Advance and Rebase leaves an upper that repeats what the head holds,
 // which the next publication finds to be no change.
 func (w *Workspace) Publish(ctx context.Context, r PublishRequest) (Publication, error) {
@@ -90,7 +105,7 @@ func (w *Workspace) Publish(ctx context.Context, r PublishRequest) (Publication,
 	for {
 		done, err := p.attempt(ctx)
 		if err != nil {
-			return Publication{}, err
+			return p.result, err
 		}
 		if done {
 			break
@@ -137,8 +152,9 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 	if len(v.Conflicts) > 0 {
 		return false, &ConflictError{Base: base.Commit(), Head: parent, Conflicts: v.Conflicts}
 	}
-	p.result = Publication{Commit: parent, Parent: parent, Merged: v.Merged, Counts: counts(v, base)}
+	result := Publication{Commit: parent, Parent: parent, Merged: v.Merged, Counts: counts(v, base)}
 	if v.Empty() {
+		p.result = result
 		// What both sides changed alike is in the head already: standing on it
 		// is all that is left to do.
 		if parent == base.Commit() || len(p.delta.Dirents)+len(p.delta.Inodes) == 0 {
@@ -158,14 +174,18 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 	_, sp = w.span(ctx, "commit")
 	commit, won, err := w.opts.History.Advance(parent, sealed, Meta{
 		Session: w.id, Operation: p.req.Operation.ID, RequestID: p.req.Operation.ID,
-		Message: p.req.Message, Time: w.opts.Clock(), Merged: v.Merged, Counts: p.result.Counts,
+		Message: p.req.Message, Time: w.opts.Clock(), Merged: v.Merged, Counts: result.Counts,
 	})
 	sp.End(err)
 	if err != nil || !won {
 		return false, errors.Join(err, sealed.Discard())
 	}
-	p.result.Committed, p.result.Commit, p.result.StoredBytes = true, commit.Number, commit.StoredBytes
-	return true, p.land(ctx, v, commit.Number)
+	result.Committed, result.Commit, result.StoredBytes = true, commit.Number, commit.StoredBytes
+	p.result = result
+	if err := p.land(ctx, v, commit.Number); err != nil {
+		return false, &LandError{Commit: commit.Number, Err: err}
+	}
+	return true, nil
 }
 
 // write fills a layer with the verdict and with the owners of its lines.
@@ -298,16 +318,17 @@ func (p *publication) land(ctx context.Context, v *occ.Verdict, commit uint64) (
 	for _, n := range v.Inodes {
 		published[n.Ino] = n.From == occ.FromSession || n.From == occ.FromNothing
 	}
-	var settled []tree.Ino
+	base := w.base().Stack().Commit()
 	for _, n := range p.delta.Inodes {
 		// Times alone are not published; they stay private, so that nothing the
-		// session set is seen to jump back.
-		if _, ok := published[n.Ino]; ok || n.New || n.Data || n.Meta {
+		// session set is seen to jump back. But such a record holds all other
+		// attributes too, as of the old base: it must not hide what the head
+		// made of them since.
+		_, ok := published[n.Ino]
+		if ok || n.New || n.Data || n.Meta || lease.Stack().InodeChanged(n.Ino) > base {
 			edit.DropInodes = append(edit.DropInodes, n.Ino)
-			settled = append(settled, n.Ino)
 		}
 	}
-	base := w.base().Stack().Commit()
 	if err := w.fs.Rebase(lease.Stack(), edit); err != nil {
 		lease.Release()
 		return fmt.Errorf("move the session onto commit %d: %w", commit, err)
@@ -325,7 +346,8 @@ func (p *publication) land(ctx context.Context, v *occ.Verdict, commit uint64) (
 		return true
 	})
 	w.swapBase(lease)
-	return w.lines.forget(settled)
+	w.lines.move(commit)
+	return nil
 }
 
 // counts says what a verdict does to the tree the session started from.

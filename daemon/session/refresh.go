@@ -78,6 +78,9 @@ func (w *Workspace) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, e
 	if err != nil {
 		return Refreshed{}, err
 	}
+	if err := w.lines.prepare(out.Base, plan.DropInodes, m.owners); err != nil {
+		return Refreshed{}, err
+	}
 	_, sp = w.span(ctx, "rebase")
 	err = w.fs.Rebase(head.Stack(), edit)
 	sp.End(err)
@@ -86,14 +89,7 @@ func (w *Workspace) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, e
 	}
 	landed = true
 	w.swapBase(head)
-	for ino, f := range m.owners {
-		if err := w.lines.put(ino, f); err != nil {
-			return Refreshed{}, err
-		}
-	}
-	if err := w.lines.forget(plan.DropInodes); err != nil {
-		return Refreshed{}, err
-	}
+	w.lines.move(out.Base)
 	thaw()
 	w.notify(m.changed())
 	out.Merged, out.Conflicts = plan.Merged, plan.Conflicts

@@ -274,6 +274,11 @@ func (s *Session) watch(h *holder.Holder, m Mount) {
 	s.view = nil
 	s.Workspace.mu.Unlock()
 	err := m.Close()
+	if s.runtime.Stash != nil {
+		// Before the next holder can be started, which is kept under the same
+		// key. What stays there is dead, and the next daemon drops it.
+		_ = s.runtime.Stash.Drop(s.stashKey())
+	}
 	s.mu.Lock()
 	if s.holder == h {
 		s.holder, s.mount = nil, nil
@@ -283,9 +288,6 @@ func (s *Session) watch(h *holder.Holder, m Mount) {
 		}
 	}
 	s.mu.Unlock()
-	if s.runtime.Stash != nil {
-		_ = s.runtime.Stash.Drop(s.stashKey()) // the next daemon finds dead descriptors and drops them too
-	}
 }
 
 // Stashed is what the next daemon needs, besides the descriptors of the control
@@ -326,17 +328,27 @@ func (s *Session) Adopt(ctx context.Context, st Stashed, control, fuse int) erro
 		return err
 	}
 	s.mu.Lock()
-	running := make([]*Command, 0)
+	defer s.mu.Unlock()
 	for _, c := range s.order {
 		if c.running() {
-			running = append(running, c)
+			ctx, stop := context.WithCancelCause(context.Background())
+			c.stop = stop
+			s.waiters.Add(1)
+			go s.follow(ctx, h, c)
 		}
 	}
-	s.mu.Unlock()
-	for _, c := range running {
-		s.follow(h, c)
-	}
 	return nil
+}
+
+// Abandon settles the fate of a reopened session whose holder is not to be had
+// back: its commands died with the holder.
+func (s *Session) Abandon() {
+	s.mu.Lock()
+	adopted := s.holder != nil
+	s.mu.Unlock()
+	if !adopted {
+		s.loseCommands()
+	}
 }
 
 // forgetStale makes the kernel drop what it may know wrongly after a takeover:

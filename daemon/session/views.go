@@ -79,7 +79,12 @@ func (v upperView) ReadDir(dir tree.Ino, from string, fn func(tree.Dirent) bool)
 
 func content(f overlay.File) io.Reader { return io.NewSectionReader(f, 0, int64(f.Size())) }
 
+// readAll reads a content whole. Size is what a session says it is, so it is
+// bounded before it is believed.
 func readAll(f overlay.File) ([]byte, error) {
+	if f.Size() > MaxRead {
+		return nil, fmt.Errorf("read content of %d bytes: %w", f.Size(), tree.ErrTooBig)
+	}
 	b := make([]byte, f.Size())
 	n, err := f.ReadAt(b, 0)
 	if n == len(b) {

@@ -129,7 +129,7 @@ func OpenWorkspace(dir, id string, o Options) (*Workspace, error) {
 		return nil, err
 	}
 	w.who = owner{session: id, ops: w.ops}
-	if w.lines, err = openLines(filepath.Join(dir, "owners")); err != nil {
+	if w.lines, err = openLines(filepath.Join(dir, "owners"), w.lease.Stack().Commit()); err != nil {
 		return nil, err
 	}
 	w.fs, err = overlay.Open(overlay.Options{
