@@ -11,16 +11,8 @@ import (
 
 // Stat is what attribution and killing need of a process or thread.
 type Stat struct {
-	State   byte // 'R', 'S', 'D', 'Z', ...
-	Parent  uint32
-	Threads uint32
-	Ident   uint64 // see Ident
-}
-
-// Dead reports whether nothing of the process runs any more. A zombie leader
-// may still have threads.
-func (s Stat) Dead() bool {
-	return s.State == 'X' || s.State == 'Z' && s.Threads == 1
+	Parent uint32
+	Ident  uint64 // see Ident
 }
 
 // ReadStat reads a process's or thread's state from the procfs directory proc.
@@ -40,7 +32,7 @@ func ReadStat(proc int, pid uint32) (Stat, error) {
 	if err := unix.Fstat(fd, &file); err != nil {
 		return Stat{}, err
 	}
-	var buf [4096]byte
+	var buf [1024]byte // the parent comes early
 	n, err := unix.Read(fd, buf[:])
 	if err != nil {
 		return Stat{}, err
@@ -72,23 +64,14 @@ func statusOf(pid uint32) string {
 
 // parseStatus reads the lines of /proc/PID/status. The first is a name that
 // the process chose; the kernel escapes line ends in it.
-func parseStatus(text []byte) (st Stat, ok bool) {
-	good := true
+func parseStatus(text []byte) (Stat, bool) {
 	for line := range bytes.Lines(text) {
-		key, value, _ := bytes.Cut(line, []byte{':'})
-		value = bytes.TrimSpace(value)
-		switch string(key) {
-		case "State":
-			if len(value) > 0 {
-				st.State = value[0]
-			}
-		case "PPid":
-			st.Parent, ok = uint32(number(value, &good)), true
-		case "Threads":
-			st.Threads = uint32(number(value, &good))
+		if value, ok := bytes.CutPrefix(line, []byte("PPid:")); ok {
+			good := true
+			return Stat{Parent: uint32(number(bytes.TrimSpace(value), &good))}, good
 		}
 	}
-	return st, ok && good && st.State != 0
+	return Stat{}, false
 }
 
 func number(word []byte, good *bool) uint64 {
@@ -112,10 +95,10 @@ type process struct {
 	ident uint64
 }
 
-// listing is what lived in the session while it was made. A listing takes
-// time, so a process may have been missed, but not without a trace: either its
-// parent had ended before it was looked at, or pids had started over and the
-// child got one that was behind the listing already.
+// listing is what was in the session while it was made, zombies included. A
+// listing takes time, so a process may have been missed, but not without a
+// trace: its parent is in the listing, or had vanished before it was looked
+// at, or pids had started over and the child got one that was passed already.
 type listing struct {
 	all      map[process]Stat
 	vanished []uint32 // were there by name, and no more when looked at
@@ -172,8 +155,8 @@ func lastPid() (uint64, error) {
 	return n, nil
 }
 
-// descendants lists the live processes beneath those that top picks, without
-// them unless they are beneath another.
+// descendants lists the processes beneath those that top picks, without them
+// unless they are beneath another.
 func (l listing) descendants(top func(process, Stat) bool) []process {
 	children := make(map[uint32][]process, len(l.all))
 	var queue, found []process
@@ -188,17 +171,16 @@ func (l listing) descendants(top func(process, Stat) bool) []process {
 		queue = queue[1:]
 		for _, child := range children[p.pid] {
 			queue = append(queue, child)
-			if !l.all[child].Dead() {
-				found = append(found, child)
-			}
+			found = append(found, child)
 		}
 	}
 	return found
 }
 
 // killAll sends SIGKILL to everything that pick finds in a listing, and lists
-// again until there is nothing new and nothing can have been missed: a process
-// with the signal pending cannot fork any more.
+// again until there is nothing new and nothing can have been missed: what has
+// the signal pending, or was seen as a zombie, cannot fork any more. A zombie
+// that is new may just have.
 func killAll(pick func(listing) []process) error {
 	signalled := make(map[process]bool)
 	pids := make(map[uint32]bool)

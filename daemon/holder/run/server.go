@@ -296,13 +296,13 @@ func (s *server) finish(c *command) {
 	s.send(0, wire.Gone{ID: c.id})
 }
 
-// orphans picks what lives beneath pid 1 but beneath no stub.
+// orphans picks what is beneath pid 1 but beneath no stub.
 func (s *server) orphans(l listing) []process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found := l.descendants(s.orphanLocked)
 	for p, st := range l.all {
-		if s.orphanLocked(p, st) && !st.Dead() {
+		if s.orphanLocked(p, st) {
 			found = append(found, p)
 		}
 	}
@@ -392,11 +392,6 @@ func (s *server) kill(seq uint64, k wire.Kill) {
 			unix.Kill(int(p.pid), sig)
 		}
 	}
-	s.mu.Lock()
-	if s.stubs[c.stub] == c {
-		unix.Kill(c.stub, unix.SIGCONT) // should the command have stopped it
-	}
-	s.mu.Unlock()
 	s.reply(seq, err)
 }
 
@@ -411,21 +406,28 @@ func (s *server) reap() {
 	}
 }
 
-// reapOne reaps one child and reports whether there was one. Wait and table
+// reapOne reaps one child and reports whether there may be more. Wait and table
 // are one step under the lock: a pid that is still in the table is not yet
-// free for another process.
+// free for another process. A stub that its command has stopped goes on.
 func (s *server) reapOne() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var status unix.WaitStatus
-	pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+	pid, err := unix.Wait4(-1, &status, unix.WNOHANG|unix.WUNTRACED, nil)
 	if err == unix.EINTR {
 		return true
 	}
 	if err != nil || pid <= 0 {
 		return false
 	}
-	if c := s.stubs[pid]; c != nil {
+	c := s.stubs[pid]
+	if status.Stopped() {
+		if c != nil {
+			unix.Kill(pid, unix.SIGCONT)
+		}
+		return true
+	}
+	if c != nil {
 		delete(s.stubs, pid)
 		c.clean = status.Exited() && status.ExitStatus() == 0
 		close(c.reaped)
