@@ -15,7 +15,6 @@ const (
 	maxFrames     = 1 << 32
 	maxHeapRecord = 8 << 20
 	maxXattrSet   = 1 << 20
-	maxRanges     = 1 << 18 // data ranges of a sparse file
 	inlineLink    = 64
 	maxInodeBody  = 512 // more than any inode's cell takes
 	maxMode       = 0o7777
@@ -373,7 +372,7 @@ func appendRanges(b []byte, data []tree.Range) []byte {
 // data.
 func parseRanges(record []byte, size, alloc uint64) ([]tree.Range, bool) {
 	c := cursor{b: record}
-	n := c.uvMax(min(maxRanges, uint64(len(record))/2))
+	n := c.uvMax(min(tree.MaxRanges, uint64(len(record))/2))
 	data := make([]tree.Range, 0, n)
 	end, sum := uint64(0), uint64(0)
 	for i := range n {

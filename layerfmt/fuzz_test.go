@@ -235,7 +235,7 @@ func FuzzRanges(f *testing.F) {
 		if got := appendRanges(nil, data); !bytes.Equal(got, b) {
 			t.Fatalf("two spellings of %+v", data)
 		}
-		normal, sum, err := normalRanges(data, size)
+		normal, sum, err := tree.DataRanges(data, size)
 		if err != nil || sum != alloc || !slices.Equal(normal, data) {
 			t.Fatalf("%+v is not in normal form: %+v, %d, %v", data, normal, sum, err)
 		}

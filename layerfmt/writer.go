@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"math"
 	"runtime"
@@ -167,10 +166,11 @@ func (w *Writer) AddInode(n tree.Inode) error {
 }
 
 // AddFile adds a regular file of n.Size bytes, read from r. data lists the
-// ranges that hold data, ascending; between them are holes, which r is not
-// asked for. Nil means all of the file. The inode's Hash and Alloc are computed;
-// the hash is returned. Bytes are read before AddFile returns and compressed
-// later. An inode whose reading failed is not in the pack.
+// ranges that hold data, ascending, as tree.DataRanges takes them; between them
+// are holes, which r is not asked for and which cost nothing. Nil means all of
+// the file. The inode's Hash and Alloc are computed; the hash is returned. Bytes
+// are read before AddFile returns and compressed later. An inode whose reading
+// failed is not in the pack.
 func (w *Writer) AddFile(n tree.Inode, r io.ReaderAt, data []tree.Range) (tree.Hash, error) {
 	if w.err != nil {
 		return tree.Hash{}, w.err
@@ -181,10 +181,7 @@ func (w *Writer) AddFile(n tree.Inode, r io.ReaderAt, data []tree.Range) (tree.H
 	if n.Size == 0 {
 		return emptyHash, w.AddInode(n)
 	}
-	if data == nil {
-		data = []tree.Range{{End: n.Size}}
-	}
-	data, alloc, err := normalRanges(data, n.Size)
+	data, alloc, err := tree.DataRanges(data, n.Size)
 	if err != nil {
 		return tree.Hash{}, fmt.Errorf("inode %d: %w", n.Ino, err)
 	}
@@ -193,9 +190,13 @@ func (w *Writer) AddFile(n tree.Inode, r io.ReaderAt, data []tree.Range) (tree.H
 	if err != nil {
 		return tree.Hash{}, err
 	}
+	sum, err := tree.NewContentHasher(n.Size, data)
+	if err != nil {
+		return tree.Hash{}, fmt.Errorf("inode %d: %w", n.Ino, err)
+	}
 	cell.Content = Here
 	sparse := alloc < n.Size
-	in := content{r: r, data: data, size: n.Size, sum: sha256.New()}
+	in := content{r: r, data: data, sum: sum}
 	if alloc > chunkSize {
 		err = w.addLarge(&cell, &in)
 	} else {
@@ -209,19 +210,19 @@ func (w *Writer) AddFile(n tree.Inode, r io.ReaderAt, data []tree.Range) (tree.H
 
 // addSmall adds a file whose data fit in one frame.
 func (w *Writer) addSmall(cell *inodeCell, in *content, sparse bool) error {
+	data := in.data // in.next takes it off
 	j := w.pipe.job()
 	raw, err := in.next(j.raw)
-	if err == nil && len(raw) > 0 {
-		_, err = in.next(nil) // the hole at the end goes into the hash
-	}
 	j.raw = raw
+	if err == nil {
+		cell.Hash, err = in.sum.Sum()
+	}
 	if err != nil {
 		w.pipe.recycle(j)
 		return err
 	}
-	cell.Hash = in.hash()
 	if sparse {
-		if err := w.addRanges(cell, in.data); err != nil {
+		if err := w.addRanges(cell, data); err != nil {
 			w.pipe.recycle(j)
 			return err
 		}
@@ -289,6 +290,7 @@ func (w *Writer) flushCluster() error {
 
 // addLarge adds a file as a run of full frames and a last one.
 func (w *Writer) addLarge(cell *inodeCell, in *content) error {
+	data := in.data // in.next takes it off
 	for first := true; ; {
 		j := w.pipe.job()
 		raw, err := in.next(j.raw)
@@ -308,9 +310,12 @@ func (w *Writer) addLarge(cell *inodeCell, in *content) error {
 			cell.loc.frame, first = frame, false
 		}
 	}
-	cell.Hash = in.hash()
+	var err error
+	if cell.Hash, err = in.sum.Sum(); err != nil {
+		return err
+	}
 	if cell.Alloc < cell.Size {
-		if err := w.addRanges(cell, in.data); err != nil {
+		if err := w.addRanges(cell, data); err != nil {
 			return err
 		}
 	}
@@ -686,92 +691,34 @@ func sortedKeys(m map[string][]byte) []string {
 	return keys
 }
 
-// normalRanges checks data ranges, drops empty ones, joins those that touch and
-// sums them up. When there are more than a pack keeps, the smallest holes
-// become data: they read the same.
-func normalRanges(data []tree.Range, size uint64) ([]tree.Range, uint64, error) {
-	out := make([]tree.Range, 0, len(data))
-	end := uint64(0)
-	for _, r := range data {
-		if r.Start < end || r.End < r.Start || r.End > size {
-			return nil, 0, fmt.Errorf("data range [%d, %d) after %d in %d bytes: %w", r.Start, r.End, end, size, tree.ErrInvalid)
-		}
-		end = r.End
-		if r.Start < r.End {
-			out = joinRange(out, r, 0)
-		}
-	}
-	for gap := uint64(pageSize); len(out) > maxRanges; gap *= 2 {
-		joined := out[:0]
-		for _, r := range out {
-			joined = joinRange(joined, r, gap)
-		}
-		out = joined
-	}
-	sum := uint64(0)
-	for _, r := range out {
-		sum += r.End - r.Start
-	}
-	return out, sum, nil
-}
-
-// joinRange appends r, or stretches the last range when the hole between them
-// is at most gap.
-func joinRange(out []tree.Range, r tree.Range, gap uint64) []tree.Range {
-	if n := len(out); n > 0 && r.Start-out[n-1].End <= gap {
-		out[n-1].End = r.End
-		return out
-	}
-	return append(out, r)
-}
-
-// content reads the data of a file in order and hashes all of it, holes too.
+// content reads the data of a file in order and hashes them.
 type content struct {
 	r    io.ReaderAt
-	data []tree.Range
-	size uint64
-	sum  hash.Hash
-	off  uint64 // bytes hashed so far
-	at   int    // range being read
+	data []tree.Range // in normal form, not yet read to their end
+	read uint64       // bytes read of the first of them
+	sum  *tree.ContentHasher
 }
 
 // next fills buf up to its capacity with the data that come next. It returns
-// nothing at the end of the file, when the hole at the end has been hashed.
+// nothing at the end of the data.
 func (c *content) next(buf []byte) ([]byte, error) {
-	for c.at < len(c.data) && len(buf) < cap(buf) {
-		r := c.data[c.at]
-		c.zeros(max(c.off, r.Start))
-		n := min(uint64(cap(buf)-len(buf)), r.End-c.off)
+	for len(c.data) > 0 && len(buf) < cap(buf) {
+		at, end := c.data[0].Start+c.read, c.data[0].End
+		n := min(uint64(cap(buf)-len(buf)), end-at)
 		piece := buf[len(buf) : len(buf)+int(n)]
-		if got, err := c.r.ReadAt(piece, int64(c.off)); got < len(piece) {
+		if got, err := c.r.ReadAt(piece, int64(at)); got < len(piece) {
 			if err == nil || errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return buf, fmt.Errorf("read %d bytes at offset %d: %w", n, c.off, err)
+			return buf, fmt.Errorf("read %d bytes at offset %d: %w", n, at, err)
 		}
-		c.sum.Write(piece)
+		if _, err := c.sum.Write(piece); err != nil {
+			return buf, err
+		}
 		buf = buf[:len(buf)+int(n)]
-		if c.off += n; c.off == r.End {
-			c.at++
+		if c.read += n; at+n == end {
+			c.data, c.read = c.data[1:], 0
 		}
-	}
-	if c.at == len(c.data) && len(buf) == 0 {
-		c.zeros(c.size)
 	}
 	return buf, nil
 }
-
-// zeros hashes a hole up to offset end.
-func (c *content) zeros(end uint64) {
-	if c.off == end {
-		return
-	}
-	hole := make([]byte, min(end-c.off, 64<<10))
-	for c.off < end {
-		n := min(uint64(len(hole)), end-c.off)
-		c.sum.Write(hole[:n])
-		c.off += n
-	}
-}
-
-func (c *content) hash() tree.Hash { return tree.Hash(c.sum.Sum(nil)) }

@@ -583,3 +583,49 @@ func TestProgress(t *testing.T) {
 		}
 	}
 }
+
+// TestTerabyteOfHole imports a file of almost nothing. Anything that went
+// through its hole would be at it for an hour.
+func TestTerabyteOfHole(t *testing.T) {
+	const size = 1 << 40
+	dir := t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "sparse"))
+	must(t, err)
+	defer f.Close()
+	must(t, f.Truncate(size))
+	for _, at := range []int64{1 << 20, size - 4096} {
+		_, err := f.WriteAt([]byte("an island"), at)
+		must(t, err)
+	}
+	s, res := importDir(t, dir, importer.Options{})
+	if res.Bytes != size {
+		t.Errorf("%d bytes imported", res.Bytes)
+	}
+	d, err := s.Resolve("sparse")
+	must(t, err)
+	n, err := s.Inode(d.Ino)
+	must(t, err)
+	if n.Size != size || n.Alloc == 0 || n.Alloc > 4<<20 {
+		t.Errorf("%d bytes, %d of data", n.Size, n.Alloc)
+	}
+	got, err := s.Open(d.Ino)
+	must(t, err)
+	data := []tree.Range{}
+	for off := uint64(0); ; {
+		r, more := got.Data(off)
+		if !more {
+			break
+		}
+		data = append(data, r)
+		off = r.End
+	}
+	if h, err := tree.HashContent(t.Context(), f, size, data); err != nil || h != n.Hash {
+		t.Errorf("hash of the file %x, %v; imported as %x", h, err, n.Hash)
+	}
+	for _, at := range []int64{1 << 20, size - 4096} {
+		b := make([]byte, 9)
+		if _, err := got.ReadAt(b, at); err != nil || string(b) != "an island" {
+			t.Errorf("at %d: %q, %v", at, b, err)
+		}
+	}
+}

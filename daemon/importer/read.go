@@ -282,17 +282,23 @@ func (r *reader) fileErr(d *dir, it *item) (err error) {
 		it.file = &f
 		return nil
 	}
-	it.bytes, err = readWhole(f, n)
+	it.bytes, err = readWhole(f, n, it.data)
 	return err
 }
 
-// readWhole reads a file that is the same before and after.
-func readWhole(f hostFile, n *node) ([]byte, error) {
+// readWhole reads a file that is the same before and after. Where data, if not
+// nil, has holes, nothing is read.
+func readWhole(f hostFile, n *node, data []tree.Range) ([]byte, error) {
+	if data == nil {
+		data = []tree.Range{{End: n.meta.size}}
+	}
 	b := make([]byte, n.meta.size)
-	if _, err := f.ReadAt(b, 0); err == io.EOF {
-		return nil, errChanged
-	} else if err != nil {
-		return nil, err
+	for _, r := range data {
+		if _, err := f.ReadAt(b[r.Start:r.End], int64(r.Start)); err == io.EOF {
+			return nil, errChanged
+		} else if err != nil {
+			return nil, err
+		}
 	}
 	return b, recheckFile(f, n)
 }

@@ -103,7 +103,7 @@ func TestAFileThatChangesWhileItIsRead(t *testing.T) {
 			}
 			f := &hostFile{fd: int(fd.Fd())}
 			n := &node{name: "large", parent: &node{}, meta: meta, ino: 2, names: 1}
-			if _, err := readWhole(*f, n); !errors.Is(err, errChanged) {
+			if _, err := readWhole(*f, n, nil); !errors.Is(err, errChanged) {
 				t.Errorf("read ahead: %v, want %v", err, errChanged)
 			}
 

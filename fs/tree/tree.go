@@ -26,7 +26,15 @@ const RootIno Ino = 1
 // from Op to operation id.
 type Op uint32
 
-// Hash is the SHA-256 of a regular file's whole content, holes read as zeros.
+// Hash identifies the content of a regular file of any size. Without holes it
+// is the SHA-256 of the bytes. With holes it is the SHA-256 of
+//
+//	"sparse-content\n" | u64 size | for each data range: u64 start | u64 end | its bytes
+//
+// with little-endian numbers and ranges as DataRanges gives them, so that a hole
+// costs nothing however long it is. Two files that read alike but have their
+// holes in different places have different hashes. HashContent and
+// ContentHasher compute it.
 type Hash [32]byte
 
 // Kind is the type of an inode.
