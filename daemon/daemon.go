@@ -140,9 +140,11 @@ func (d *Daemon) openSandboxes() error {
 		return err
 	}
 	for _, e := range entries {
-		s, err := d.openSandbox(filepath.Join(d.cfg.Sandboxes(), e.Name()))
-		if err != nil {
-			return fmt.Errorf("open sandbox %s: %w", e.Name(), err)
+		dir := filepath.Join(d.cfg.Sandboxes(), e.Name())
+		s, err := d.openSandbox(dir)
+		if err != nil { // it harms no other
+			s = d.newSandbox(dir)
+			s.info.ID, s.problem = e.Name(), err
 		}
 		if s == nil {
 			continue
@@ -264,25 +266,4 @@ func newID(prefix string) string {
 	var b [6]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return prefix + "-" + hex.EncodeToString(b[:])
-}
-
-// writeDurably replaces a file so that after a power loss the old content or
-// the new is there.
-func writeDurably(name string, data []byte) error {
-	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	if err := os.Rename(name+".new", name); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(name))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

@@ -231,7 +231,7 @@ func (d *Daemon) finishOneShot(ctx context.Context, s *sandbox, ws *session.Sess
 		o := d.publishOneShot(ctx, s, ws, cmd.State())
 		raw, err := json.Marshal(o)
 		if err == nil {
-			err = writeDurably(filepath.Join(s.sessionDir(ws.Info.ID), "commands", cmd.State().ID, "publish.json"), raw)
+			err = session.WriteDurably(filepath.Join(s.sessionDir(ws.Info.ID), "commands", cmd.State().ID, "publish.json"), raw)
 		}
 		if err == nil && o.WorkspaceSessionID == "" {
 			_, err = s.retire(ws)
@@ -333,7 +333,8 @@ func (d *Daemon) handleReadLines(ctx context.Context, c *call, r *catalog.ReadCo
 	if st.Status != session.StatusRunning {
 		res.ExitCode = &st.Code
 	}
-	data := wholeLines(lineWindow(out.data, 1, r.Limit), r.StartOffset+int64(len(out.data)) >= out.total)
+	data, _ := lineWindow(out.data, 1, r.Limit)
+	data = wholeLines(data, r.StartOffset+int64(len(data)) >= out.total)
 	res.Output, res.Lines = catalog.Text(data), countLines(data)
 	res.EndOffset = r.StartOffset + int64(len(data))
 	res.EOF = st.Status != session.StatusRunning && res.EndOffset >= out.total

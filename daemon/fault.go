@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"ephemeral-sandbox/daemon/catalog"
+	"ephemeral-sandbox/daemon/holder"
 	"ephemeral-sandbox/daemon/importer"
 	"ephemeral-sandbox/daemon/session"
 	"ephemeral-sandbox/daemon/store"
 	"ephemeral-sandbox/fs/tree"
+	"ephemeral-sandbox/fs/upper"
 	"ephemeral-sandbox/layerfmt"
 	"ephemeral-sandbox/occ"
 	"ephemeral-sandbox/occ/merge"
@@ -42,6 +44,14 @@ func (s *sandbox) fault(err error) error {
 	if m, ok := errors.AsType[*session.HeadMovedError](err); ok {
 		return catalog.Errorf(catalog.PreconditionFailed, "the head is %s, not %s as expected: refresh and look again, or publish without expect_head", store.CommitName(m.Head), store.CommitName(m.Expected)).With(map[string]any{"head": store.CommitName(m.Head)})
 	}
+	if c, ok := errors.AsType[*upper.CorruptError](err); ok {
+		return catalog.Errorf(catalog.Corrupt, "%w: destroy the session, or restore that file from a copy", err).With(map[string]any{
+			"file": c.Path, "offset": c.Offset, "reason": c.Reason,
+		})
+	}
+	if _, ok := errors.AsType[*holder.StepError](err); ok {
+		return catalog.Errorf(catalog.PreconditionFailed, "%w", err)
+	}
 	return catalog.Errorf(kindOf(err), "%w", err)
 }
 
@@ -58,11 +68,11 @@ func kindOf(err error) catalog.Kind {
 	switch {
 	case is(syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, tree.ErrNoSpace, tree.ErrQuota, tree.ErrTooBig, session.ErrTooManyCommands):
 		return catalog.ResourceExhausted
-	case is(store.ErrBroken, store.ErrClosed, session.ErrEnding):
+	case is(store.ErrBroken, store.ErrClosed, session.ErrEnding, holder.ErrEnded, holder.ErrStuck, holder.ErrNoCommand):
 		return catalog.PreconditionFailed
-	case is(tree.ErrNotExist):
+	case is(tree.ErrNotExist, tree.ErrStale):
 		return catalog.NotFound
-	case is(tree.ErrInvalid, tree.ErrNotDir, tree.ErrIsDir, tree.ErrNameTooLong):
+	case is(tree.ErrInvalid, tree.ErrNotDir, tree.ErrIsDir, tree.ErrExist, tree.ErrNameTooLong, tree.ErrPerm):
 		return catalog.InvalidRequest
 	case is(context.Canceled, context.DeadlineExceeded):
 		return catalog.Unavailable

@@ -44,7 +44,7 @@ func (d *Daemon) handleCreateSandbox(ctx context.Context, c *call, r *catalog.Cr
 	}
 	d.emit("sandbox.created", s, "", c.RequestID, map[string]any{"workspace_root": s.root(), "files": s.info.Files})
 	return &catalog.CreateSandboxResult{
-		SandboxID: s.info.ID, Commit: store.CommitName(0), WorkspaceRoot: r.WorkspaceRoot,
+		SandboxID: s.info.ID, Commit: store.CommitName(0), WorkspaceRoot: catalog.Text(s.root()),
 		Files: s.info.Files, Dirs: s.info.Dirs, Bytes: s.info.Bytes,
 		StoredBytes: s.store.HeadCommit().StoredBytes, DurationMS: time.Since(start).Milliseconds(),
 	}, nil
@@ -70,11 +70,11 @@ func (d *Daemon) handleInspectSandbox(_ context.Context, c *call, _ *catalog.Ins
 	return res, nil
 }
 
-func (d *Daemon) handleDestroySandbox(_ context.Context, c *call, r *catalog.DestroySandboxRequest) (*catalog.DestroySandboxResult, error) {
+func (d *Daemon) handleDestroySandbox(ctx context.Context, c *call, r *catalog.DestroySandboxRequest) (*catalog.DestroySandboxResult, error) {
 	s := c.sandbox
 	if !r.Force {
 		for _, ws := range s.openSessions() {
-			changes, err := ws.Diff(session.DiffRequest{Stat: true})
+			changes, err := ws.Diff(ctx, session.DiffRequest{Stat: true})
 			if err != nil {
 				return nil, err
 			}

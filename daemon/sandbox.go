@@ -67,16 +67,15 @@ func (d *Daemon) createSandbox(ctx context.Context, op string, root string, host
 	if err != nil {
 		return nil, err
 	}
-	s = &sandbox{d: d, sessions: map[string]*session.Session{}, retiring: map[string]bool{}, info: sandboxInfo{
-		ID: newID("sb"), WorkspaceRoot: []byte(root), Created: time.Now().UTC(),
-	}}
+	id := newID("sb")
+	s = d.newSandbox(filepath.Join(d.cfg.Sandboxes(), id))
+	s.info = sandboxInfo{ID: id, WorkspaceRoot: []byte(root), Created: time.Now().UTC()}
 	for _, p := range hostPaths {
-		if err := checkHostPath(string(p), root); err != nil {
+		if err := d.checkHostPath(string(p), root); err != nil {
 			return nil, err
 		}
 		s.info.HostPaths = append(s.info.HostPaths, []byte(filepath.Clean(string(p))))
 	}
-	s.dir = filepath.Join(d.cfg.Sandboxes(), s.info.ID)
 	if err := os.MkdirAll(filepath.Join(s.dir, "sessions"), 0o700); err != nil {
 		return nil, fmt.Errorf("make a sandbox: %w", err)
 	}
@@ -105,7 +104,7 @@ func (d *Daemon) createSandbox(ctx context.Context, op string, root string, host
 	if err != nil {
 		return nil, err
 	}
-	if err := writeDurably(filepath.Join(s.dir, "sandbox.json"), raw); err != nil {
+	if err := session.WriteDurably(filepath.Join(s.dir, "sandbox.json"), raw); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
@@ -143,20 +142,43 @@ func checkRoot(root string) (string, error) {
 	return real, f.Close()
 }
 
-// checkHostPath refuses what could not be shown to a session beside its view.
-func checkHostPath(p, root string) error {
-	st, err := os.Stat(p)
-	switch {
-	case !filepath.IsAbs(p):
+// checkHostPath refuses what could not be shown to a session beside its view,
+// and what would show it the daemon's own token and socket.
+func (d *Daemon) checkHostPath(p, root string) error {
+	real, err := filepath.EvalSymlinks(p)
+	if !filepath.IsAbs(p) {
 		return catalog.Errorf(catalog.InvalidRequest, "host path %q is not absolute: give an absolute one", p)
-	case err != nil:
+	}
+	if err != nil {
 		return catalog.Errorf(catalog.NotFound, "host path %q: %w: name a directory that exists", p, err)
+	}
+	st, err := os.Stat(real)
+	if err != nil {
+		return err
+	}
+	state, err := filepath.EvalSymlinks(d.cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	switch {
 	case !st.IsDir():
 		return catalog.Errorf(catalog.InvalidRequest, "host path %q is not a directory: name one", p)
-	case filepath.Clean(p) == root || strings.HasPrefix(filepath.Clean(p), root+"/"):
+	case beneath(real, root):
 		return catalog.Errorf(catalog.InvalidRequest, "host path %q lies in the workspace, which covers it: leave it out", p)
+	case beneath(state, real) || beneath(real, state):
+		return catalog.Errorf(catalog.InvalidRequest, "host path %q would show sessions the daemon's state directory %q: name directories beside it", p, d.cfg.StateDir)
 	}
 	return nil
+}
+
+// beneath reports whether p is dir or lies in it. Both are clean.
+func beneath(p, dir string) bool {
+	rest, ok := strings.CutPrefix(p, dir)
+	return ok && (rest == "" || rest[0] == '/' || dir == "/")
+}
+
+func (d *Daemon) newSandbox(dir string) *sandbox {
+	return &sandbox{d: d, dir: dir, sessions: map[string]*session.Session{}, retiring: map[string]bool{}}
 }
 
 // openSandbox takes up what an earlier daemon left in dir. A sandbox whose
@@ -170,7 +192,7 @@ func (d *Daemon) openSandbox(dir string) (*sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &sandbox{dir: dir, d: d, sessions: map[string]*session.Session{}, retiring: map[string]bool{}}
+	s := d.newSandbox(dir)
 	if err := json.Unmarshal(raw, &s.info); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "sandbox.json"), err)
 	}
@@ -396,7 +418,7 @@ func (s *sandbox) operate(ctx context.Context, op session.Operation, message str
 	dir := filepath.Join(s.dir, "tmp", newID("op"))
 	w, err := session.OpenWorkspace(dir, "", s.sessionOptions())
 	if err != nil {
-		return pub, err
+		return pub, errors.Join(err, os.RemoveAll(dir))
 	}
 	defer func() {
 		// Not an error of the operation, which may have been committed; what

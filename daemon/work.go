@@ -161,7 +161,7 @@ func (d *Daemon) handleRefresh(ctx context.Context, c *call, r *catalog.RefreshW
 	}, nil
 }
 
-func (d *Daemon) handleDiff(_ context.Context, c *call, r *catalog.DiffWorkspaceSessionRequest) (*catalog.DiffWorkspaceSessionResult, error) {
+func (d *Daemon) handleDiff(ctx context.Context, c *call, r *catalog.DiffWorkspaceSessionRequest) (*catalog.DiffWorkspaceSessionResult, error) {
 	ws, err := c.sandbox.session(r.WorkspaceSessionID)
 	if err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (d *Daemon) handleDiff(_ context.Context, c *call, r *catalog.DiffWorkspace
 	if err != nil {
 		return nil, err
 	}
-	changes, err := ws.Diff(session.DiffRequest{Path: p, Context: int(r.Context), Stat: r.Stat})
+	changes, err := ws.Diff(ctx, session.DiffRequest{Path: p, Context: int(r.Context), Stat: r.Stat})
 	if err != nil {
 		return nil, err
 	}
@@ -244,13 +244,12 @@ func (d *Daemon) handleFileRead(_ context.Context, c *call, r *catalog.FileReadR
 		Path: r.Path, Commit: at.commit, WorkspaceSessionID: at.session, Size: int64(len(data)), Mode: octal(n.Mode),
 		Hash: fmt.Sprintf("%x", hashOf(data)), StartLine: r.StartLine, TotalLines: countLines(data),
 	}
-	window := lineWindow(data, r.StartLine, r.LineCount)
-	if int64(len(window)) > r.MaxBytes {
-		window = window[:r.MaxBytes]
+	window, end := lineWindow(data, r.StartLine, r.LineCount)
+	if cut := int64(len(window)) - r.MaxBytes; cut > 0 {
+		window, end = window[:r.MaxBytes], end-int(cut)
 	}
-	res.Content = catalog.Text(window)
-	res.LineCount = countLines(window)
-	res.Truncated = len(window) > 0 && !bytes.HasSuffix(data, window) || len(window) == 0 && res.TotalLines >= r.StartLine
+	res.Content, res.LineCount = catalog.Text(window), countLines(window)
+	res.Truncated = end < len(data)
 	return res, nil
 }
 
@@ -262,24 +261,28 @@ func countLines(b []byte) int64 {
 	return n
 }
 
-// lineWindow is count lines of b from line start, counted from 1; all that
-// follow when count is 0.
-func lineWindow(b []byte, start, count int64) []byte {
-	skip := func(b []byte, n int64) []byte {
-		for ; n > 0 && len(b) > 0; n-- {
-			i := bytes.IndexByte(b, '\n')
-			if i < 0 {
-				return nil
-			}
-			b = b[i+1:]
+// lineWindow is count lines of b from line start, counted from 1, or all that
+// follow when count is 0; end is the offset in b behind them.
+func lineWindow(b []byte, start, count int64) (window []byte, end int) {
+	from := linesEnd(b, start-1)
+	end = len(b)
+	if count > 0 {
+		end = from + linesEnd(b[from:], count)
+	}
+	return b[from:end], end
+}
+
+// linesEnd is the offset behind the first n lines of b.
+func linesEnd(b []byte, n int64) int {
+	off := 0
+	for ; n > 0 && off < len(b); n-- {
+		i := bytes.IndexByte(b[off:], '\n')
+		if i < 0 {
+			return len(b)
 		}
-		return b
+		off += i + 1
 	}
-	b = skip(b, start-1)
-	if count == 0 {
-		return b
-	}
-	return b[:len(b)-len(skip(b, count))]
+	return off
 }
 
 func (d *Daemon) handleFileList(_ context.Context, c *call, r *catalog.FileListRequest) (*catalog.FileListResult, error) {

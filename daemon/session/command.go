@@ -269,10 +269,14 @@ func environment(base, over []string) []string {
 func (s *Session) follow(ctx context.Context, h *holder.Holder, c *Command) {
 	defer s.waiters.Done()
 	defer c.stop(nil)
-	exit, err := s.await(ctx, h, c)
-	c.finish(exit, err, context.Cause(ctx), s.opts.Clock())
+	exit, killed, err := s.await(ctx, h, c)
+	var cause error
+	if killed {
+		cause = context.Cause(ctx)
+	}
+	saved := c.finish(exit, err, cause, s.opts.Clock())
 	_ = s.record.Flush() // a record that cannot be written shows as a gap
-	if err == nil {
+	if err == nil && saved == nil {
 		_ = h.Ack(c.state.ID) // a holder that is gone needs no leave to forget
 	}
 }
@@ -282,35 +286,34 @@ func (s *Session) follow(ctx context.Context, h *holder.Holder, c *Command) {
 func (s *Session) loseCommands() {
 	for _, c := range s.Commands() {
 		if c.running() {
-			c.finish(holder.Exit{Lost: true}, nil, nil, s.opts.Clock())
+			_ = c.finish(holder.Exit{Lost: true}, nil, nil, s.opts.Clock()) // found lost again by the next daemon
 		}
 	}
 }
 
 // await waits for the end of c; when it is told to stop, it kills the command's
 // tree: first with leave to clean up, then without.
-func (s *Session) await(ctx context.Context, h *holder.Holder, c *Command) (holder.Exit, error) {
+func (s *Session) await(ctx context.Context, h *holder.Holder, c *Command) (exit holder.Exit, killed bool, err error) {
 	id := c.State().ID
-	exit, err := h.Wait(ctx, id)
-	if ctx.Err() == nil {
-		return exit, err
+	if exit, err = h.Wait(ctx, id); err == nil || ctx.Err() == nil {
+		return exit, false, err
 	}
 	grace, cancel := context.WithTimeout(context.Background(), killGrace)
 	defer cancel()
-	if err := h.Kill(id, unix.SIGTERM); err == nil {
-		if exit, err := h.Wait(grace, id); err == nil {
-			// What the command itself left behind must go as well.
-			_ = h.Kill(id, unix.SIGKILL)
-			return exit, nil
-		}
+	_ = h.Kill(id, unix.SIGTERM)
+	exit, err = h.Wait(grace, id)
+	// What the command itself left behind must go as well. Where there is
+	// nothing to kill any more, Wait knows why.
+	_ = h.Kill(id, unix.SIGKILL)
+	if err != nil {
+		exit, err = h.Wait(context.Background(), id)
 	}
-	if err := h.Kill(id, unix.SIGKILL); err != nil {
-		return holder.Exit{}, err
-	}
-	return h.Wait(context.Background(), id)
+	return exit, true, err
 }
 
-func (c *Command) finish(exit holder.Exit, err, cause error, now time.Time) {
+// finish makes the end of a command known. A state that cannot be saved is right
+// in memory; the next daemon finds the command running and asks the holder.
+func (c *Command) finish(exit holder.Exit, err, cause error, now time.Time) error {
 	c.mu.Lock()
 	st := &c.state
 	st.Ended, st.Code, st.Status = now, exit.Code, StatusExited
@@ -329,10 +332,9 @@ func (c *Command) finish(exit holder.Exit, err, cause error, now time.Time) {
 		st.Status = StatusCancelled
 	}
 	c.mu.Unlock()
-	// The state in memory is right; a file that could not be written is found
-	// as "running" by the next daemon, which asks the holder again.
-	_ = c.save()
+	err = c.save()
 	close(c.done)
+	return err
 }
 
 func (c *Command) save() error {

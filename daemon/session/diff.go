@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -41,19 +42,21 @@ type Change struct {
 
 // Diff lists what the workspace changed against its base, in byte order of
 // paths.
-func (w *Workspace) Diff(r DiffRequest) ([]Change, error) {
+func (w *Workspace) Diff(ctx context.Context, r DiffRequest) ([]Change, error) {
 	leave, err := w.enterGate()
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
+	ctx, done := w.working(ctx)
+	defer done()
 	w.fs.Freeze()
 	defer w.fs.Thaw()
 	delta, err := w.fs.Delta()
 	if err != nil {
 		return nil, fmt.Errorf("capture the delta: %w", err)
 	}
-	d := differ{base: stackView{w.base().Stack()}, now: upperView{w.fs, map[tree.Ino]tree.Hash{}}, req: r}
+	d := differ{base: stackView{w.base().Stack()}, now: w.upperView(ctx), req: r}
 	prefix, err := tree.SplitPath(r.Path)
 	if err != nil {
 		return nil, &PathError{r.Path, "give a path inside the workspace", tree.ErrInvalid}
@@ -77,6 +80,9 @@ type differ struct {
 func (d *differ) collect(delta *overlay.Delta) error {
 	seen := map[tree.Ino]bool{} // inodes that a name has accounted for
 	for _, e := range delta.Dirents {
+		if d.now.ctx.Err() != nil {
+			return context.Cause(d.now.ctx)
+		}
 		if err := d.entry(e, seen); err != nil {
 			return err
 		}

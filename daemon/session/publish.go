@@ -82,6 +82,8 @@ func (w *Workspace) Publish(ctx context.Context, r PublishRequest) (Publication,
 		return Publication{}, err
 	}
 	defer leave()
+	ctx, done := w.working(ctx)
+	defer done()
 
 	if r.Flush != nil {
 		_, sp := w.span(ctx, "flush mappings")
@@ -101,14 +103,13 @@ func (w *Workspace) Publish(ctx context.Context, r PublishRequest) (Publication,
 		return Publication{}, fmt.Errorf("capture the delta: %w", err)
 	}
 
-	p := publication{w: w, req: r, delta: delta, view: upperView{w.fs, map[tree.Ino]tree.Hash{}}}
-	for {
-		done, err := p.attempt(ctx)
-		if err != nil {
-			return p.result, err
+	p := publication{w: w, req: r, delta: delta, view: w.upperView(ctx)}
+	for landed := false; !landed; {
+		if ctx.Err() != nil {
+			return Publication{}, context.Cause(ctx)
 		}
-		if done {
-			break
+		if landed, err = p.attempt(ctx); err != nil {
+			return p.result, err
 		}
 	}
 	thaw()
@@ -160,12 +161,12 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 		if parent == base.Commit() || len(p.delta.Dirents)+len(p.delta.Inodes) == 0 {
 			return true, nil
 		}
-		return true, p.land(ctx, v, parent)
+		return true, p.land(ctx, v, head.Stack(), parent)
 	}
 
 	_, sp = w.span(ctx, "seal")
 	sealed, err := w.opts.History.Seal(func(lw *layerfmt.Writer) error {
-		return p.write(lw, v, head.Stack())
+		return p.write(ctx, lw, v, head.Stack())
 	})
 	sp.End(err)
 	if err != nil {
@@ -182,14 +183,14 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 	}
 	result.Committed, result.Commit, result.StoredBytes = true, commit.Number, commit.StoredBytes
 	p.result = result
-	if err := p.land(ctx, v, commit.Number); err != nil {
+	if err := p.land(ctx, v, head.Stack(), commit.Number); err != nil {
 		return false, &LandError{Commit: commit.Number, Err: err}
 	}
 	return true, nil
 }
 
 // write fills a layer with the verdict and with the owners of its lines.
-func (p *publication) write(lw *layerfmt.Writer, v *occ.Verdict, head *stack.Stack) error {
+func (p *publication) write(ctx context.Context, lw *layerfmt.Writer, v *occ.Verdict, head *stack.Stack) error {
 	for _, d := range v.Dirents {
 		op := layerfmt.Put
 		if d.Ino == 0 {
@@ -201,6 +202,9 @@ func (p *publication) write(lw *layerfmt.Writer, v *occ.Verdict, head *stack.Sta
 	}
 	owners := map[tree.Ino]attribution.FileSpans{}
 	for i := range v.Inodes {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		n := &v.Inodes[i]
 		if err := p.writeInode(lw, n, head); err != nil {
 			return fmt.Errorf("%s: %w", n.Path, err)
@@ -299,7 +303,7 @@ func (p *publication) change(ino tree.Ino) (overlay.InodeChange, bool) {
 }
 
 // land puts the workspace on the commit that now holds its changes.
-func (p *publication) land(ctx context.Context, v *occ.Verdict, commit uint64) (err error) {
+func (p *publication) land(ctx context.Context, v *occ.Verdict, head *stack.Stack, commit uint64) (err error) {
 	w := p.w
 	_, sp := w.span(ctx, "rebase")
 	defer func() { sp.End(err) }()
@@ -314,11 +318,12 @@ func (p *publication) land(ctx context.Context, v *occ.Verdict, commit uint64) (
 		own[k] = d.Ino
 		edit.DropDirents = append(edit.DropDirents, k)
 	}
-	published := map[tree.Ino]bool{} // with the session's own content
-	for _, n := range v.Inodes {
-		published[n.Ino] = n.From == occ.FromSession || n.From == occ.FromNothing
-	}
 	base := w.base().Stack().Commit()
+	published := map[tree.Ino]bool{} // true: exactly as the session's kernel knows it
+	for _, n := range v.Inodes {
+		own := n.From == occ.FromSession || n.From == occ.FromNothing
+		published[n.Ino] = own && head.InodeChanged(n.Ino) <= base
+	}
 	for _, n := range p.delta.Inodes {
 		// Times alone are not published; they stay private, so that nothing the
 		// session set is seen to jump back. But such a record holds all other

@@ -36,6 +36,8 @@ func (w *Workspace) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, e
 		return Refreshed{}, err
 	}
 	defer leave()
+	ctx, done := w.working(ctx)
+	defer done()
 
 	head, err := w.opts.History.LeaseHead()
 	if err != nil {
@@ -66,7 +68,7 @@ func (w *Workspace) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, e
 		return Refreshed{}, fmt.Errorf("capture the delta: %w", err)
 	}
 	_, sp := w.span(ctx, "plan")
-	view := upperView{w.fs, map[tree.Ino]tree.Hash{}}
+	view := w.upperView(ctx)
 	plan, err := occ.Refresh(stackView{base}, base.Commit(), stackView{head.Stack()}, view, occDelta(delta), w.labels(out), w.inos.next, occ.Options{Now: tree.At(w.opts.Clock())})
 	sp.End(err)
 	if err != nil {

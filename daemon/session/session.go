@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -104,7 +105,8 @@ type Session struct {
 	life sync.Mutex // held while the holder is started or stopped
 
 	mu       sync.Mutex
-	state    State               // guarded by mu
+	state    State               // guarded by mu; never Publishing or Refreshing
+	gating   []State             // guarded by mu; publications and refreshes under way or waiting
 	problem  error               // guarded by mu; why Broken
 	holder   *holder.Holder      // guarded by mu; nil when none runs
 	mount    Mount               // guarded by mu; nil when none is served
@@ -122,7 +124,7 @@ func Create(ctx context.Context, dir string, info Info, o Options, r Runtime) (*
 	}
 	raw, err := json.Marshal(info)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "session.json"), raw, 0o600)
+		err = WriteDurably(filepath.Join(dir, "session.json"), raw)
 	}
 	if err == nil {
 		err = s.ensureHolder(ctx)
@@ -178,6 +180,9 @@ func (s *Session) Status() (st State, problem error, holderPID int) {
 	defer s.mu.Unlock()
 	if s.holder != nil {
 		holderPID = s.holder.Pid()
+	}
+	if len(s.gating) > 0 && s.state != Closing {
+		return s.gating[0], s.problem, holderPID
 	}
 	return s.state, s.problem, holderPID
 }
@@ -324,9 +329,9 @@ func (s *Session) Adopt(ctx context.Context, st Stashed, control, fuse int) erro
 	if err := s.serve(ctx, h, st.Init); err != nil {
 		return err
 	}
-	if err := s.forgetStale(); err != nil {
-		return err
-	}
+	// Apart, because it waits for the kernel, which may wait for a request that
+	// only the rest of the daemon can answer.
+	s.waiters.Go(s.forgetStale)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.order {
@@ -354,10 +359,10 @@ func (s *Session) Abandon() {
 // forgetStale makes the kernel drop what it may know wrongly after a takeover:
 // the last daemon may have died between moving the session to another commit
 // and telling the kernel what changed.
-func (s *Session) forgetStale() error {
+func (s *Session) forgetStale() {
 	delta, err := s.fs.Delta()
 	if err != nil {
-		return fmt.Errorf("session %s: capture the delta: %w", s.Info.ID, err)
+		return // the tree cannot be read: there is nothing right to show either
 	}
 	var entries []overlay.Key
 	var inos []tree.Ino
@@ -373,7 +378,6 @@ func (s *Session) forgetStale() error {
 		return true
 	})
 	s.notify(entries, inos)
-	return nil
 }
 
 // opOf resolves the pid of a file system request to the operation whose command
@@ -422,21 +426,17 @@ func (s *Session) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, err
 	return s.Workspace.Refresh(ctx, r)
 }
 
-// enter shows a state while the gate works. A session that ends meanwhile stays
-// in Closing.
+// enter shows a state while the gate works, and refuses a session that ends.
 func (s *Session) enter(st State) (leave func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state == Closing {
 		return nil, fmt.Errorf("session %s: %w", s.Info.ID, ErrEnding)
 	}
-	before := s.state
-	s.state = st
+	s.gating = append(s.gating, st)
 	return func() {
 		s.mu.Lock()
-		if s.state == st {
-			s.state = before
-		}
+		s.gating = slices.Delete(s.gating, slices.Index(s.gating, st), slices.Index(s.gating, st)+1)
 		s.mu.Unlock()
 	}, nil
 }
@@ -448,15 +448,24 @@ func (s *Session) Stop() (processes int, err error) {
 	defer s.life.Unlock()
 	s.mu.Lock()
 	h, m := s.holder, s.mount
+	s.state = Closing
 	for _, c := range s.order {
 		if c.cancel() {
 			processes++
 		}
 	}
-	s.state = Closing
 	s.mu.Unlock()
+	// While the tree is frozen, processes that write cannot be killed: they wait
+	// for an answer from us. Publications look at ending, and are soon over.
+	s.end()
+	s.gate.Lock()
+	defer s.gate.Unlock()
 	if h != nil {
-		err = errors.Join(h.Close(), m.Close())
+		err = h.Close()
+		if errors.Is(err, holder.ErrStuck) && s.runtime.Stash != nil {
+			err = errors.Join(s.runtime.Stash.Drop(s.stashKey()), h.Close())
+		}
+		err = errors.Join(err, m.Close())
 	}
 	s.waiters.Wait()
 	return processes, err

@@ -1,7 +1,7 @@
 package session
 
 import (
-	"crypto/sha256"
+	"context"
 	"fmt"
 	"io"
 
@@ -32,7 +32,12 @@ func (v stackView) Hash(ino tree.Ino) (tree.Hash, error) {
 // worked out when they are asked for, once.
 type upperView struct {
 	*overlay.FS
+	ctx    context.Context // ends the hashing; a view lives for one call
 	hashes map[tree.Ino]tree.Hash
+}
+
+func (w *Workspace) upperView(ctx context.Context) upperView {
+	return upperView{w.fs, ctx, map[tree.Ino]tree.Hash{}}
 }
 
 func (v upperView) Content(ino tree.Ino) ([]byte, error) {
@@ -55,11 +60,10 @@ func (v upperView) Hash(ino tree.Ino) (tree.Hash, error) {
 	if err != nil {
 		return tree.Hash{}, err
 	}
-	h := sha256.New()
-	if _, err := io.Copy(h, content(f)); err != nil {
+	sum, err := tree.HashContent(v.ctx, f, f.Size(), dataRanges(f))
+	if err != nil {
 		return tree.Hash{}, fmt.Errorf("hash inode %d: %w", ino, err)
 	}
-	sum := tree.Hash(h.Sum(nil))
 	v.hashes[ino] = sum
 	return sum, nil
 }

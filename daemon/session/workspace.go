@@ -11,10 +11,10 @@
 // makes one layer of everything, or changes nothing. Each changed line is
 // charged to the operation that wrote it.
 //
-// Lock order: Session.mu, then Workspace.gate, then the overlay's freeze, then
-// Workspace.mu, then lineOwners.mu. The overlay calls settle with an inode's
-// lock held, so settle takes only the last two. Nothing is held while the
-// kernel is notified.
+// Lock order: Session.life, then Workspace.gate, then the overlay's freeze, then
+// Session.mu, then Workspace.mu, then lineOwners.mu. The overlay calls settle
+// with an inode's lock held, so settle takes only the last two. While the kernel
+// is notified at most life and gate are held, which no request waits for.
 package session
 
 import (
@@ -99,8 +99,10 @@ type Workspace struct {
 	lines *lineOwners
 	inos  inoBlock
 
-	gate   sync.Mutex // one publication or refresh at a time
-	closed bool       // guarded by gate
+	gate   sync.Mutex      // one publication or refresh at a time
+	closed bool            // guarded by gate
+	ending context.Context // done when the workspace is about to be closed
+	end    context.CancelFunc
 
 	mu    sync.Mutex
 	lease Lease       // guarded by mu
@@ -115,7 +117,11 @@ func OpenWorkspace(dir, id string, o Options) (*Workspace, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open workspace: %w", err)
 	}
-	w := &Workspace{id: id, dir: dir, opts: o, inos: inoBlock{history: o.History}}
+	w := &Workspace{id: id, dir: dir, opts: o, inos: inoBlock{history: o.History, size: inosPerBlock}}
+	if id == "" {
+		w.inos.size = inosPerOperation
+	}
+	w.ending, w.end = context.WithCancel(context.Background())
 	var err error
 	defer func() {
 		if err != nil {
@@ -221,11 +227,21 @@ func (w *Workspace) Exclusive(f func() error) error {
 // nobody in.
 func (w *Workspace) enterGate() (leave func(), err error) {
 	w.gate.Lock()
-	if w.closed {
+	if w.closed || w.ending.Err() != nil {
 		w.gate.Unlock()
 		return nil, ErrEnding
 	}
 	return w.gate.Unlock, nil
+}
+
+// working is ctx, ended also when the workspace is.
+func (w *Workspace) working(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(w.ending, func() { cancel(ErrEnding) })
+	return ctx, func() {
+		unhook()
+		cancel(nil)
+	}
 }
 
 // Close waits for a publication or refresh under way and lets go of the tree;
@@ -237,6 +253,7 @@ func (w *Workspace) Close() error {
 		return nil
 	}
 	w.closed = true
+	w.end()
 	err := errors.Join(w.fs.Close(), w.ops.close())
 	w.base().Release()
 	return err
@@ -269,23 +286,28 @@ func (w *Workspace) span(ctx context.Context, name string) (context.Context, *te
 // so that creating a file seldom waits for the disk.
 type inoBlock struct {
 	history History
+	size    uint64 // of a block
 
 	mu        sync.Mutex
 	free, end tree.Ino // guarded by mu
 }
 
-// inosPerBlock is small, since what a session leaves over is never used again.
-const inosPerBlock = 1024
+// Blocks are small, since what a workspace leaves over is never used again; a
+// sessionless operation makes a file and perhaps its directories.
+const (
+	inosPerBlock     = 1024
+	inosPerOperation = 8
+)
 
 func (b *inoBlock) next() (tree.Ino, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.free == b.end {
-		first, err := b.history.AllocInos(inosPerBlock)
+		first, err := b.history.AllocInos(b.size)
 		if err != nil {
 			return 0, fmt.Errorf("inode numbers: %w", err)
 		}
-		b.free, b.end = first, first+inosPerBlock
+		b.free, b.end = first, first+tree.Ino(b.size)
 	}
 	ino := b.free
 	b.free++
