@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"ephemeral-sandbox/fs/tree"
@@ -86,39 +87,68 @@ func change(n *upper.Inode, lower Lower) (InodeChange, error) {
 }
 
 // Rebase puts the session on another lower tree and makes e's changes, in one
-// journal step: after a crash both have happened or neither. The caller has
-// frozen FS. What e does not drop stays as the session had it: content that
-// still showed through from the old lower tree, and differs in the new one, is
-// copied first; link counts are counted anew.
+// journal step: after a crash both have happened or neither, and on an error
+// nothing has changed. The caller has frozen FS. What e does not drop stays as
+// the session had it: content that still showed through from the old lower tree,
+// and differs in the new one, is copied first; link counts are counted anew.
+// Data files that are no longer needed and cannot be removed are no error: the
+// next Open removes them.
 func (f *FS) Rebase(lower Lower, e Edit) error {
 	r := rebase{f: f, e: e, lower: lower, drop: map[tree.Ino]bool{}, orphans: map[tree.Ino]bool{}}
 	for _, ino := range e.DropInodes {
 		r.drop[ino] = true
 	}
-	unlock := r.lockContent()
-	defer unlock()
-	if err := r.writeContent(); err != nil {
+	// Sources may be content of this FS, which is read under its lock: files
+	// come first. Nothing refers to them yet, and the freeze keeps what they
+	// are made from.
+	err := r.writeFiles()
+	if err == nil {
+		unlock := r.lockContent()
+		defer unlock()
+		err = r.move()
+	}
+	if err != nil {
+		r.discard()
+	}
+	return err
+}
+
+// move does what is left once the files of the edit are written. Committing the
+// frame is the last step that can fail.
+func (r *rebase) move() error {
+	if err := r.completeKept(); err != nil {
 		return err
 	}
+	f := r.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t := f.begin(Caller{Op: e.Op})
-	r.t = t
+	r.t = f.begin(Caller{Op: r.e.Op})
 	if err := r.stage(); err != nil {
 		return err
 	}
 	if err := r.recount(); err != nil {
 		return err
 	}
-	if err := t.commit(); err != nil {
+	if err := r.t.commit(); err != nil {
 		return err
 	}
-	f.lower = lower
+	f.lower = r.lower
 	f.listings.changedAll()
 	for _, h := range r.held {
 		h.forget()
 	}
-	return t.removeData()
+	r.t.removeData()
+	return nil
+}
+
+// discard gives the space back of data files that a Rebase made which failed.
+func (r *rebase) discard() {
+	for _, h := range r.held {
+		h.forget() // it may have one of them open
+	}
+	for _, d := range r.made {
+		_ = r.f.up.RemoveData(d.ino, d.gen) // else the next Open gets it
+	}
 }
 
 // rebase is one Rebase under way.
@@ -132,9 +162,10 @@ type rebase struct {
 	orphans map[tree.Ino]bool // unlinked and open
 
 	kept  []*upper.Inode // content completed from the old lower tree, with all its segments
-	files []*upper.Inode // content of e.Files; one private segment each
-	// segments are what complete wrote.
-	segments []upper.Change
+	files []*upper.Inode // content of e.Files
+	made  []dataFile     // that no record names before the frame is in
+
+	segments []upper.Change // what was written of kept and of files
 
 	t *txn
 }
@@ -180,17 +211,28 @@ func (r *rebase) goes(n *upper.Inode) bool {
 	return r.drop[n.Ino]
 }
 
-// writeContent writes to data files what the frame is going to count: contents
-// of e.Files into files of their own, and what kept files lack.
-func (r *rebase) writeContent() error {
-	f := r.f
+// writeFiles writes the contents of e.Files to data files of their own.
+func (r *rebase) writeFiles() error {
 	for i := range r.e.Files {
-		n, err := r.newContent(&r.e.Files[i])
+		fe := &r.e.Files[i]
+		if r.replaces(fe.Ino) {
+			return fmt.Errorf("new content for inode %d twice: %w", fe.Ino, tree.ErrInvalid)
+		}
+		n, err := r.newRecord(fe)
 		if err != nil {
+			return err
+		}
+		if err := r.newContent(n, fe); err != nil {
 			return err
 		}
 		r.files = append(r.files, n)
 	}
+	return nil
+}
+
+// completeKept writes what kept files lack to their data files.
+func (r *rebase) completeKept() error {
+	f := r.f
 	for _, h := range r.held {
 		f.mu.RLock()
 		n, old := f.up.Inode(h.ino), f.lower
@@ -205,11 +247,16 @@ func (r *rebase) writeContent() error {
 		if same {
 			continue
 		}
-		if _, err := r.lower.Inode(n.Ino); err == nil && !n.Data && n.Nlink != 0 {
+		switch _, err := r.lower.Inode(n.Ino); {
+		case err != nil && !isAbsent(err):
+			return fmt.Errorf("inode %d in the new lower tree: %w", n.Ino, err)
+		case err == nil && !n.Data && n.Nlink != 0:
 			continue // its attributes are ours, its content goes along
 		}
 		own := *n
-		own.CopyUp()
+		if own.CopyUp(); !n.Data {
+			r.made = append(r.made, dataFile{own.Ino, own.Gen})
+		}
 		if err := r.complete(&content{f: f, fl: h, n: &own, lower: old}); err != nil {
 			return err
 		}
@@ -255,42 +302,70 @@ func (r *rebase) complete(c *content) error {
 		off = end
 	}
 	r.kept = append(r.kept, n)
-	for _, x := range own {
-		r.segments = append(r.segments, upper.Change{Type: upper.Own, Ino: n.Ino, Start: x.Start, End: x.End})
-	}
+	r.own(n.Ino, own)
 	n.Shown = 0
 	return nil
 }
 
+// own notes ranges of ino that are private once the frame is in.
+func (r *rebase) own(ino tree.Ino, ranges []tree.Range) {
+	for _, x := range ranges {
+		r.segments = append(r.segments, upper.Change{Type: upper.Own, Ino: ino, Start: x.Start, End: x.End})
+	}
+}
+
 // copyData writes the lower data in [off, end) to the data file.
-func (c *content) copyData(off, end uint64) (done []tree.Range, err error) {
-	buf := make([]byte, min(end-off, copyPiece))
+func (c *content) copyData(off, end uint64) ([]tree.Range, error) {
+	return copyData(c, off, end, func(p []byte, at uint64) error {
+		fd, err := c.f.data(c.fl, c.n.Gen, true)
+		if err != nil {
+			return err
+		}
+		_, err = fd.WriteAt(p, int64(at))
+		return err
+	})
+}
+
+// copyData gives what src has in [off, end), without its holes, to write in
+// pieces, and tells the ranges written.
+func copyData(src File, off, end uint64, write func(p []byte, at uint64) error) (done []tree.Range, err error) {
+	var buf []byte
 	for off < end {
-		x, ok := c.Data(off)
+		x, ok := src.Data(off)
 		if !ok || x.Start >= end {
 			break
 		}
-		fd, err := c.f.data(c.fl, c.n.Gen, true)
-		if err != nil {
-			return nil, err
+		x.Start, x.End = max(x.Start, off), min(x.End, end)
+		if x.Start >= x.End {
+			return nil, fmt.Errorf("copy content: data after %d is said to end at %d", off, x.End)
 		}
-		x.End = min(x.End, end, x.Start+uint64(len(buf)))
+		if buf == nil {
+			buf = make([]byte, min(end-x.Start, copyPiece))
+		}
+		x.End = min(x.End, x.Start+uint64(len(buf)))
 		p := buf[:x.End-x.Start]
-		if _, err := c.ReadAt(p, int64(x.Start)); err != nil {
-			return nil, err
+		if n, err := src.ReadAt(p, int64(x.Start)); n < len(p) {
+			if err == nil || errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, fmt.Errorf("copy content at %d: %w", x.Start, err)
 		}
-		if _, err := fd.WriteAt(p, int64(x.Start)); err != nil {
-			return nil, hostErr(fmt.Sprintf("complete content of inode %d", c.n.Ino), err)
+		if err := write(p, x.Start); err != nil {
+			return nil, hostErr(fmt.Sprintf("copy content at %d", x.Start), err)
 		}
-		done = append(done, x)
+		if last := len(done) - 1; last >= 0 && done[last].End == x.Start {
+			done[last].End = x.End
+		} else {
+			done = append(done, x)
+		}
 		off = x.End
 	}
 	return done, nil
 }
 
-// newContent writes one FileEdit's bytes to a data file that nothing refers to
-// yet.
-func (r *rebase) newContent(fe *FileEdit) (*upper.Inode, error) {
+// newRecord makes the record that an inode has once fe is its content; only
+// what depends on the content is left out.
+func (r *rebase) newRecord(fe *FileEdit) (*upper.Inode, error) {
 	f := r.f
 	f.mu.RLock()
 	old := f.up.Inode(fe.Ino)
@@ -319,7 +394,7 @@ func (r *rebase) newContent(fe *FileEdit) (*upper.Inode, error) {
 	n.Ino, n.Kind = fe.Ino, tree.File
 	n.Data, n.Written, n.Shown, n.LastOp = true, true, 0, fe.Op
 	n.Gen++
-	n.Size, n.Alloc, n.Hash = uint64(len(fe.Content)), uint64(len(fe.Content)), tree.Hash{}
+	n.Hash = tree.Hash{}
 	if fe.Lineage != 0 {
 		n.Lineage, n.Prior = fe.Lineage, fe.Lineage
 	}
@@ -327,19 +402,52 @@ func (r *rebase) newContent(fe *FileEdit) (*upper.Inode, error) {
 		n.Mtime = f.now()
 		n.Ctime = n.Mtime
 	}
-	if len(fe.Content) == 0 {
-		return n, nil
-	}
-	fd, err := f.up.OpenData(n.Ino, n.Gen, true)
-	if err != nil {
-		return nil, hostErr(fmt.Sprintf("inode %d", n.Ino), err)
-	}
-	_, err = fd.WriteAt(fe.Content, 0)
-	if err = errors.Join(err, fd.Close()); err != nil {
-		return nil, hostErr(fmt.Sprintf("write content of inode %d", n.Ino), err)
-	}
-	f.dirty.add(n.Ino)
 	return n, nil
+}
+
+// newContent writes fe's bytes to n's data file, which nothing refers to yet.
+func (r *rebase) newContent(n *upper.Inode, fe *FileEdit) error {
+	src := fe.Source
+	switch {
+	case src == nil:
+		src = plain(fe.Content)
+	case fe.Content != nil:
+		return fmt.Errorf("new content for inode %d from two places: %w", n.Ino, tree.ErrInvalid)
+	case src.Size() > tree.MaxFileSize:
+		return fmt.Errorf("new content for inode %d of %d bytes: %w", n.Ino, src.Size(), tree.ErrTooBig)
+	}
+	n.Size, n.Alloc = src.Size(), 0
+	if _, ok := src.Data(0); !ok {
+		return nil // no byte that a data file would have to hold
+	}
+	r.made = append(r.made, dataFile{n.Ino, n.Gen})
+	fd, err := r.f.up.OpenData(n.Ino, n.Gen, true)
+	if err != nil {
+		return hostErr(fmt.Sprintf("inode %d", n.Ino), err)
+	}
+	ranges, err := copyData(src, 0, n.Size, func(p []byte, at uint64) error {
+		_, err := fd.WriteAt(p, int64(at))
+		return err
+	})
+	if err = errors.Join(err, fd.Close()); err != nil {
+		return fmt.Errorf("new content for inode %d: %w", n.Ino, err)
+	}
+	for _, x := range ranges {
+		n.Alloc += x.End - x.Start
+	}
+	r.own(n.Ino, ranges)
+	return nil
+}
+
+// plain is content in memory, all of it data.
+type plain []byte
+
+func (p plain) Size() uint64 { return uint64(len(p)) }
+
+func (p plain) ReadAt(b []byte, off int64) (int, error) { return bytes.NewReader(p).ReadAt(b, off) }
+
+func (p plain) Data(off uint64) (tree.Range, bool) {
+	return tree.Range{Start: off, End: p.Size()}, off < p.Size()
 }
 
 // stage puts together what the edit says, in order.
@@ -380,16 +488,14 @@ func (r *rebase) stage() error {
 		add(upper.Change{Type: upper.PutInode, Inode: n})
 		r.f.dirty.add(n.Ino)
 	}
-	add(r.segments...)
 	for _, n := range r.files {
 		if old := up.Inode(n.Ino); old != nil && old.Data && !r.goes(old) {
 			t.unused = append(t.unused, dataFile{old.Ino, old.Gen})
 		}
 		add(upper.Change{Type: upper.PutInode, Inode: n})
-		if n.Size > 0 {
-			add(upper.Change{Type: upper.Own, Ino: n.Ino, End: n.Size})
-		}
+		r.f.dirty.add(n.Ino)
 	}
+	add(r.segments...)
 	for _, ni := range r.e.NewInodes {
 		n := &upper.Inode{Inode: ni.Inode, LastOp: ni.Op, Data: ni.Kind == tree.File}
 		add(upper.Change{Type: upper.PutInode, Inode: n})
@@ -426,9 +532,12 @@ func (r *rebase) recount() error {
 			return fmt.Errorf("look %q up in %d: %w", d.Name, d.Dir, err)
 		}
 		for _, ino := range inos {
+			if ino == 0 {
+				continue
+			}
 			if n, err := after.record(ino); err == nil {
 				touched[ino] = n
-			} else if ino != 0 && !errors.Is(err, tree.ErrStale) {
+			} else if !errors.Is(err, tree.ErrStale) {
 				return err
 			}
 		}

@@ -165,7 +165,7 @@ func (f *FS) Release(ino tree.Ino) {
 	t := f.begin(Caller{})
 	t.bury(t.stage(f.up.Inode(ino)))
 	if t.commit() == nil {
-		_ = t.removeData() // the sweep of the next open gets it
+		t.removeData()
 	}
 }
 

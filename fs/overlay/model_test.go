@@ -129,6 +129,21 @@ func (m *model) link(n, dir *node, name string) error {
 	return nil
 }
 
+// replace gives n, which has no name, the name of what is there.
+func (m *model) replace(n, dir *node, name string) error {
+	if dir.Kind != tree.Dir {
+		return tree.ErrNotDir
+	}
+	if old := dir.names[name]; old != nil {
+		if old.Kind == tree.Dir {
+			return tree.ErrIsDir
+		}
+		m.lose(old)
+		delete(dir.names, name)
+	}
+	return m.link(n, dir, name)
+}
+
 func (m *model) lose(n *node) {
 	n.Ctime = m.now
 	if n.Kind == tree.Dir {

@@ -355,32 +355,96 @@ func (f *FS) Link(c Caller, ino, parent tree.Ino, name string) (tree.Attr, error
 		return tree.Attr{}, err
 	}
 	t := f.begin(c)
-	n, err := t.inode(ino)
+	n, err := t.linkable(ino)
 	if err != nil {
 		return tree.Attr{}, err
-	}
-	switch {
-	case n.Kind == tree.Dir:
-		return tree.Attr{}, fmt.Errorf("link to directory %d: %w", ino, tree.ErrPerm)
-	case n.Nlink == 0 && !n.Linkable:
-		return tree.Attr{}, fmt.Errorf("link to removed inode %d: %w", ino, tree.ErrNotExist)
-	case n.Nlink >= maxLinks:
-		return tree.Attr{}, fmt.Errorf("link to inode %d: %w", ino, tree.ErrTooManyLink)
 	}
 	dir, err := t.dir(parent)
 	if err != nil {
 		return tree.Attr{}, err
 	}
-	n.Nlink++
-	n.Ctime = t.now
-	t.result = ino
-	if err := t.setName(dir, name, ino, n.Kind); err != nil {
+	if err := t.link(n, dir, name); err != nil {
 		return tree.Attr{}, err
 	}
 	if err := t.commit(); err != nil {
 		return tree.Attr{}, err
 	}
 	return n.Attr, nil
+}
+
+// linkable stages an inode that may get one more name.
+func (t *txn) linkable(ino tree.Ino) (*upper.Inode, error) {
+	n, err := t.inode(ino)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case n.Kind == tree.Dir:
+		return nil, fmt.Errorf("link to directory %d: %w", ino, tree.ErrPerm)
+	case n.Nlink == 0 && !n.Linkable:
+		return nil, fmt.Errorf("link to removed inode %d: %w", ino, tree.ErrNotExist)
+	case n.Nlink >= maxLinks:
+		return nil, fmt.Errorf("link to inode %d: %w", ino, tree.ErrTooManyLink)
+	}
+	return n, nil
+}
+
+// link gives n a name that is free or has been unlinked.
+func (t *txn) link(n, dir *upper.Inode, name string) error {
+	n.Nlink++
+	n.Linkable = false
+	n.Ctime = t.now
+	t.result = n.Ino
+	return t.setName(dir, name, n.Ino, n.Kind)
+}
+
+// Replace names a Tmpfile's inode that has no name yet, in place of what has
+// the name. It is Link to a temporary name and Rename from there in one step:
+// the temporary name never exists, and after a crash the name stands for the
+// old inode or for the new. A directory of that name is tree.ErrIsDir, an inode
+// that has a name already is tree.ErrInvalid; else the answers are those of Link
+// and Rename.
+func (f *FS) Replace(c Caller, ino, parent tree.Ino, name string) error {
+	f.barrier.RLock()
+	defer f.barrier.RUnlock()
+	return f.removing(c, parent, name, func(held int) (*txn, error) {
+		t := f.begin(c)
+		if err := t.replace(ino, parent, name, held); err != nil {
+			return nil, err
+		}
+		return t, t.commit()
+	})
+}
+
+func (t *txn) replace(ino, parent tree.Ino, name string, held int) error {
+	if err := tree.CheckName(name); err != nil {
+		return err
+	}
+	dir, err := t.dir(parent)
+	if err != nil {
+		return err
+	}
+	n, err := t.linkable(ino)
+	if err != nil {
+		return err
+	}
+	if n.Nlink != 0 {
+		return fmt.Errorf("replace %q in %d by inode %d, which has a name: %w", name, parent, ino, tree.ErrInvalid)
+	}
+	d, taken, err := t.f.name(parent, name)
+	if err != nil {
+		return err
+	}
+	if taken {
+		dst, err := t.inode(d.Ino)
+		if err != nil {
+			return err
+		}
+		if err := t.displace(dir, name, n, dst, held); err != nil {
+			return err
+		}
+	}
+	return t.link(n, dir, name)
 }
 
 // Unlink removes the name of anything but a directory (tree.ErrIsDir).
@@ -460,7 +524,7 @@ func (f *FS) removing(c Caller, dir tree.Ino, name string, op func(held int) (*t
 			continue
 		}
 		if err == nil {
-			err = t.removeData()
+			t.removeData()
 		}
 		return err
 	}
@@ -598,16 +662,24 @@ func (t *txn) rename(p1 tree.Ino, n1 string, p2 tree.Ino, n2 string, flags uint3
 	if flags&RenameExchange != 0 {
 		return t.exchange(dir1, n1, dir2, n2, src, dst)
 	}
+	if err := t.displace(dir2, n2, src, dst, held); err != nil {
+		return err
+	}
+	return t.move(dir1, n1, dir2, n2, src)
+}
+
+// displace takes the name away from dst, for src to have it next.
+func (t *txn) displace(dir *upper.Inode, name string, src, dst *upper.Inode, held int) error {
 	switch {
 	case src.Kind == tree.Dir && dst.Kind != tree.Dir:
-		return fmt.Errorf("directory over %q in %d: %w", n2, p2, tree.ErrNotDir)
+		return fmt.Errorf("directory over %q in %d: %w", name, dir.Ino, tree.ErrNotDir)
 	case src.Kind != tree.Dir && dst.Kind == tree.Dir:
-		return fmt.Errorf("file over %q in %d: %w", n2, p2, tree.ErrIsDir)
+		return fmt.Errorf("file over %q in %d: %w", name, dir.Ino, tree.ErrIsDir)
 	case dst.Kind == tree.Dir:
-		if err := f.mustBeEmpty(dst.Ino); err != nil {
+		if err := t.f.mustBeEmpty(dst.Ino); err != nil {
 			return err
 		}
-		dir2.Nlink--
+		dir.Nlink--
 	case src.Kind == tree.File && dst.Kind == tree.File:
 		if o := origin(dst); o != 0 && o != src.Ino {
 			src.Lineage = o
@@ -615,7 +687,7 @@ func (t *txn) rename(p1 tree.Ino, n1 string, p2 tree.Ino, n2 string, flags uint3
 		src.Prior = dst.Ino
 	}
 	t.unlinked(dst, held)
-	return t.move(dir1, n1, dir2, n2, src)
+	return nil
 }
 
 // move takes src's name from one directory to another, where the name is free

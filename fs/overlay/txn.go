@@ -177,13 +177,12 @@ func (t *txn) commitReserved(reserved uint64) error {
 }
 
 // removeData removes the data files that the committed frame left without an
-// owner. A crash before it leaves them to the sweep at the next open.
-func (t *txn) removeData() error {
-	var errs []error
+// owner. What a crash or an error leaves of them costs space until the sweep at
+// the next open; the operation itself is done, so nobody is told.
+func (t *txn) removeData() {
 	for _, d := range t.unused {
-		errs = append(errs, t.f.up.RemoveData(d.ino, d.gen))
+		_ = t.f.up.RemoveData(d.ino, d.gen)
 	}
-	return errors.Join(errs...)
 }
 
 // record gives the upper's record of ino, or one made from the lower inode. The

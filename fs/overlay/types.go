@@ -171,10 +171,15 @@ type InodeChange struct {
 // FileEdit gives an inode new content during Rebase.
 type FileEdit struct {
 	Ino     tree.Ino
-	Content []byte
+	Content []byte      // the bytes; nil with Source
 	Attr    *tree.Inode // attributes of an inode the session does not have yet, or to replace; nil keeps them
 	Lineage tree.Ino
 	Op      tree.Op // booked as the last writer
+
+	// Source, when not nil, is where the bytes are copied from instead, by
+	// pieces and without its holes. It may be content of either lower tree, or
+	// what FS.Data of the frozen session gave for any inode.
+	Source File
 }
 
 // NewInode is an inode without content that Rebase adds.

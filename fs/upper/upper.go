@@ -82,6 +82,8 @@ type state struct {
 	bytes uint64 // private bytes, link targets and xattrs of all inodes
 	made  uint64 // inodes that are New
 
+	maxOp tree.Op // highest that any frame or record ever had
+
 	requests map[uint64]tree.Ino
 	order    []uint64 // keys of requests, oldest first
 }
@@ -210,6 +212,10 @@ func (u *Upper) Base() uint64 { return u.base }
 // the number of inodes made here.
 func (u *Upper) Usage() (bytes, inodes uint64) { return u.bytes, u.made }
 
+// MaxOp is the highest operation number that was ever journaled, also by
+// frames that a checkpoint has replaced.
+func (u *Upper) MaxOp() tree.Op { return u.maxOp }
+
 // Dirent gives the record of a name, nil for none.
 func (u *Upper) Dirent(dir tree.Ino, name string) *Dirent {
 	d, _ := u.dirents.Get(&Dirent{Dirent: tree.Dirent{Dir: dir, Name: name}})
@@ -296,15 +302,20 @@ func (u *Upper) Scratch() *Upper {
 	return &Upper{state: s}
 }
 
-// Try makes changes on a Scratch. Those of range maps are left out.
+// Try makes changes on a Scratch. Those of range maps are left out, but refused
+// when Commit could not follow them.
 func (u *Upper) Try(changes []Change) error {
 	for i := range changes {
+		var err error
 		switch c := &changes[i]; c.Type {
-		case Write, Cut, Zero, Forget, Own, Remember:
+		case Write, Cut, Zero, Forget, Own:
+			_, err = u.changeable(c)
+		case Remember:
 		default:
-			if err := u.applyChange(c, 0); err != nil {
-				return err
-			}
+			err = u.applyChange(c, 0)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -312,6 +323,7 @@ func (u *Upper) Try(changes []Change) error {
 
 // apply carries one frame out on the tables.
 func (s *state) apply(f Frame) error {
+	s.maxOp = max(s.maxOp, f.Op)
 	for i := range f.Changes {
 		if err := s.applyChange(&f.Changes[i], f.Op); err != nil {
 			return err
@@ -334,6 +346,7 @@ func (s *state) applyChange(c *Change, op tree.Op) error {
 		}
 	case PutInode:
 		n := *c.Inode
+		s.maxOp = max(s.maxOp, n.LastOp)
 		if n.extents = nil; n.Data {
 			if old := s.inode(n.Ino); old != nil && old.Data && old.Gen == n.Gen {
 				n.extents = old.extents
@@ -364,7 +377,8 @@ func (s *state) applyChange(c *Change, op tree.Op) error {
 		s.base = c.Start
 	case Reset:
 		fresh := newState()
-		fresh.base, fresh.requests, fresh.order = s.base, s.requests, s.order
+		fresh.base, fresh.maxOp = s.base, s.maxOp
+		fresh.requests, fresh.order = s.requests, s.order
 		*s = fresh
 	case Remember:
 		s.remember(c.Start, c.Ino)
@@ -379,11 +393,20 @@ func (s *state) inode(ino tree.Ino) *Inode {
 	return n
 }
 
+// changeable gives the record whose content c edits.
+func (s *state) changeable(c *Change) (*Inode, error) {
+	n := s.inode(c.Ino)
+	if n == nil || !n.Data {
+		return nil, fmt.Errorf("change %d of inode %d, which has no private content", c.Type, c.Ino)
+	}
+	return n, nil
+}
+
 // change edits the content of an inode that has private content.
 func (s *state) change(c *Change, edit func(*Inode)) error {
-	old := s.inode(c.Ino)
-	if old == nil || !old.Data {
-		return fmt.Errorf("change %d of inode %d, which has no private content", c.Type, c.Ino)
+	old, err := s.changeable(c)
+	if err != nil {
+		return err
 	}
 	// The old record shares its range map with the new one, so its share of
 	// the account is taken before the map changes.
@@ -474,7 +497,7 @@ func (u *Upper) writeCheckpoint() (file *os.File, size int64, s seal, err error)
 			}
 		}
 	}()
-	w := checkpointer{file: file, seal: s, size: headerSize}
+	w := checkpointer{file: file, seal: s, op: u.maxOp, size: headerSize}
 	u.checkpoint(&w)
 	w.flush()
 	if w.err != nil {
@@ -504,6 +527,7 @@ func (u *Upper) writeCheckpoint() (file *os.File, size int64, s seal, err error)
 type checkpointer struct {
 	file *os.File
 	seal seal
+	op   tree.Op // of every frame, so that maxOp outlives the frames replaced
 	buf  []byte
 	size int64
 	err  error
@@ -514,7 +538,7 @@ func (w *checkpointer) add(c Change) {
 		return
 	}
 	if len(w.buf) == 0 {
-		w.buf = appendFrame(append(w.buf, make([]byte, frameHead)...), Frame{})
+		w.buf = appendFrame(append(w.buf, make([]byte, frameHead)...), Frame{Op: w.op})
 	}
 	w.buf = appendChange(w.buf, &c)
 	if len(w.buf) >= checkpointFrame {

@@ -180,7 +180,7 @@ func TestFrameRoundTrip(t *testing.T) {
 // render says all of an upper's tables.
 func render(u *Upper) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "base %d, %d bytes, %d made, requests %v %v\n", u.base, u.bytes, u.made, u.order, u.requests)
+	fmt.Fprintf(&b, "base %d, %d bytes, %d made, op %d, requests %v %v\n", u.base, u.bytes, u.made, u.maxOp, u.order, u.requests)
 	u.inodes.Ascend(func(n *Inode) bool {
 		m := *n
 		m.extents = nil
