@@ -19,7 +19,7 @@ func TestActivity(t *testing.T) {
 		"op-rename": "mv old new",
 		"op-remove": "rm gone",
 		"op-link":   "ln linked linked2",
-		"op-attr":   "chmod 700 linked",
+		"op-attr":   "chmod 700 d/x",
 		"op-list":   "ls d",
 		"op-absent": "[ ! -e nothing ]",
 	}
@@ -43,7 +43,7 @@ func TestActivity(t *testing.T) {
 		{"op-rename", "rename", "old"},
 		{"op-remove", "remove", "gone"},
 		{"op-link", "link", "linked2"},
-		{"op-attr", "attr", "linked"},
+		{"op-attr", "attr", "d/x"},
 		{"op-list", "list", "d"},
 		{"op-absent", "absent", "nothing"},
 		{"op-api", "create", "api"},
@@ -112,7 +112,7 @@ func TestEventsAndTrace(t *testing.T) {
 			names = append(names, e.Name)
 		}
 	}
-	for _, want := range []string{"daemon.started", "sandbox.created", "session.created", "command.started", "layer.published", "publish.refused", "session.refreshed", "session.destroyed"} {
+	for _, want := range []string{"sandbox.created", "session.created", "command.started", "layer.published", "publish.refused", "session.refreshed", "session.destroyed"} {
 		if !slices.Contains(names, want) {
 			t.Errorf("no event %s among %q", want, names)
 		}
