@@ -48,10 +48,10 @@ test: gotest fusetest
 
 gotest:
 	@[ -n "$(RACE)" ] || echo "no C compiler found: the race detector is off"
-	$(GO) test $(RACE) -shuffle=on -timeout=10m -json ./... | $(GO) run ./docs/checks/testlog
+	$(GO) test $(RACE) -shuffle=on -timeout=10m -json ./... | $(GO) run ./docs/checks/testlog $(TESTLOGFLAGS)
 
 fusetest:
-	GOMAXPROCS=1 $(GO) test -count=1 -shuffle=on -timeout=10m -json $(FUSETESTS) | $(GO) run ./docs/checks/testlog
+	GOMAXPROCS=1 $(GO) test -count=1 -shuffle=on -timeout=10m -json $(FUSETESTS) | $(GO) run ./docs/checks/testlog $(TESTLOGFLAGS)
 
 ## fuzz: run every fuzz target for FUZZTIME (default 60s)
 # The fuzzer may report its own time limit, reached between two inputs, as a

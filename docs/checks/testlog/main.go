@@ -1,15 +1,20 @@
 // Command testlog reads the output of "go test -json" and prints what a person
-// wants of it: one line a package, the whole output of whatever failed, every
-// skipped test with its reason, and a last line of totals. It exits with 1 when
-// anything failed, or when no test ran.
+// wants of it: one line a package, the whole output of whatever failed, the
+// skipped tests by reason, and a last line of totals. It exits with 1 when
+// anything failed, when no test ran, or when a test skipped for a reason that
+// the flag -refuse-skips matches.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -19,7 +24,17 @@ type event struct {
 }
 
 func main() {
-	ok, err := run(os.Stdin, os.Stdout)
+	refuse := flag.String("refuse-skips", "", "regular expression of skip reasons that count as failures")
+	flag.Parse()
+	refused, err := regexp.Compile(*refuse)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testlog:", err)
+		os.Exit(2)
+	}
+	if *refuse == "" {
+		refused = nil
+	}
+	ok, err := run(os.Stdin, os.Stdout, refused)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testlog:", err)
 	}
@@ -29,11 +44,12 @@ func main() {
 }
 
 // run copies what matters from in to out and reports whether all went well.
-func run(in io.Reader, out io.Writer) (bool, error) {
+// refused, when not nil, matches the reasons for which no test may skip.
+func run(in io.Reader, out io.Writer, refused *regexp.Regexp) (bool, error) {
 	type key struct{ pkg, test string }
 	output := map[key][]string{} // of tests and packages that have not ended
-	var skips []string
-	passed, failed := 0, 0
+	skips := map[string][]string{} // tests by reason
+	passed, failed, skipped := 0, 0, 0
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -66,17 +82,28 @@ func run(in io.Reader, out io.Writer) (bool, error) {
 			case e.Test == "":
 				fmt.Fprint(out, packageLines(text))
 			case e.Action == "skip":
-				skips = append(skips, e.Package+" "+e.Test+": "+reason(text))
+				skipped++
+				why := reason(text)
+				skips[why] = append(skips[why], e.Package+" "+e.Test)
 			default:
 				passed++
 			}
 		}
 	}
-	for _, s := range skips {
-		fmt.Fprintln(out, "skipped:", s)
+	ok := failed == 0 && passed > 0
+	for _, why := range slices.Sorted(maps.Keys(skips)) {
+		tests, more := skips[why], ""
+		if len(tests) > 3 {
+			tests, more = tests[:3], fmt.Sprintf(" and %d more", len(tests)-3)
+		}
+		verdict := "skipped"
+		if refused != nil && refused.MatchString(why) {
+			verdict, ok = "must not skip", false
+		}
+		fmt.Fprintf(out, "%s: %s: %s%s\n", verdict, why, strings.Join(tests, ", "), more)
 	}
-	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, len(skips))
-	return failed == 0 && passed > 0, nil
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
+	return ok, nil
 }
 
 // packageLines keeps go test's summary of a package that went well.
@@ -90,11 +117,13 @@ func packageLines(text []string) string {
 	return strings.Join(keep, "")
 }
 
-// reason is what a skipped test said, on one line.
+var place = regexp.MustCompile(`^[a-zA-Z0-9_]+\.go:[0-9]+: `)
+
+// reason is what a skipped test said, on one line, without where it said so.
 func reason(text []string) string {
 	var said []string
 	for _, l := range text {
-		l = strings.TrimSpace(l)
+		l = place.ReplaceAllString(strings.TrimSpace(l), "")
 		if l != "" && !strings.HasPrefix(l, "=== ") && !strings.HasPrefix(l, "--- ") {
 			said = append(said, l)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -25,7 +26,7 @@ func TestRun(t *testing.T) {
 {"Action":"output","Package":"q","Output":"?   \tq\t[no test files]\n"}
 {"Action":"skip","Package":"q"}
 `,
-			want: "ok  \tp\t0.1s\n?   \tq\t[no test files]\nskipped: p TestB: b_test.go:3: no such kernel\n1 passed, 0 failed, 1 skipped\n",
+			want: "ok  \tp\t0.1s\n?   \tq\t[no test files]\nskipped: no such kernel: p TestB\n1 passed, 0 failed, 1 skipped\n",
 			ok:   true,
 		},
 		{
@@ -51,10 +52,28 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out strings.Builder
-			ok, err := run(strings.NewReader(c.in), &out)
+			ok, err := run(strings.NewReader(c.in), &out, nil)
 			if err != nil || ok != c.ok || out.String() != c.want {
 				t.Errorf("ok %v, %v\n%swant ok %v\n%s", ok, err, out.String(), c.ok, c.want)
 			}
 		})
+	}
+}
+
+func TestSkipsAreGroupedAndCanBeRefused(t *testing.T) {
+	in := `{"Action":"pass","Package":"p","Test":"TestA"}` + "\n"
+	for _, name := range []string{"T1", "T2", "T3", "T4", "T5"} {
+		in += `{"Action":"output","Package":"p","Test":"` + name + `","Output":"    b_test.go:3: no device\n"}` + "\n" +
+			`{"Action":"skip","Package":"p","Test":"` + name + `"}` + "\n"
+	}
+	for pattern, want := range map[string]string{
+		"other":  "skipped: no device: p T1, p T2, p T3 and 2 more\n1 passed, 0 failed, 5 skipped\n",
+		"no dev": "must not skip: no device: p T1, p T2, p T3 and 2 more\n1 passed, 0 failed, 5 skipped\n",
+	} {
+		var out strings.Builder
+		ok, err := run(strings.NewReader(in), &out, regexp.MustCompile(pattern))
+		if err != nil || ok != (pattern == "other") || out.String() != want {
+			t.Errorf("%s: ok %v, %v\n%s", pattern, ok, err, out.String())
+		}
 	}
 }
