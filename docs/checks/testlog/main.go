@@ -47,7 +47,7 @@ func main() {
 // refused, when not nil, matches the reasons for which no test may skip.
 func run(in io.Reader, out io.Writer, refused *regexp.Regexp) (bool, error) {
 	type key struct{ pkg, test string }
-	output := map[key][]string{} // of tests and packages that have not ended
+	output := map[key][]string{}   // of tests and packages that have not ended
 	skips := map[string][]string{} // tests by reason
 	passed, failed, skipped := 0, 0, 0
 	lines := bufio.NewReader(in)
