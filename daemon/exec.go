@@ -121,7 +121,7 @@ type transcript struct {
 func (s *sandbox) sessionDir(id string) string { return filepath.Join(s.dir, "sessions", id) }
 
 func (s *sandbox) transcript(id string) (transcript, error) {
-	for _, ws := range s.openSessions() {
+	for _, ws := range s.allSessions() {
 		if cmd, ok := ws.Command(id); ok {
 			return transcript{cmd, ws.Info.ID, filepath.Join(s.sessionDir(ws.Info.ID), "commands", id)}, nil
 		}
@@ -229,6 +229,9 @@ func (d *Daemon) finishOneShot(ctx context.Context, s *sandbox, ws *session.Sess
 			return // the daemon or the sandbox is ending
 		}
 		o := d.publishOneShot(ctx, s, ws, cmd.State())
+		if o == nil {
+			return // the daemon is ending; the next one publishes it
+		}
 		raw, err := json.Marshal(o)
 		if err == nil {
 			err = session.WriteDurably(filepath.Join(s.sessionDir(ws.Info.ID), "commands", cmd.State().ID, "publish.json"), raw)
@@ -267,6 +270,9 @@ func (d *Daemon) publishOneShot(ctx context.Context, s *sandbox, ws *session.Ses
 			Merged: texts(pub.Merged), Counts: pub.Counts,
 		}
 	}
+	if errors.Is(err, session.ErrEnding) {
+		return nil
+	}
 	o := &catalog.PublishOutcome{Status: catalog.PublishFailed, WorkspaceSessionID: ws.Info.ID, Error: catalog.AsError(s.fault(s.withSession(err, ws.Info.ID)))}
 	if o.Error.Kind == catalog.Conflicted {
 		o.Status, o.Conflicts = catalog.PublishConflict, o.Error.Conflicts()
@@ -280,23 +286,30 @@ func (d *Daemon) publishOneShot(ctx context.Context, s *sandbox, ws *session.Ses
 func (d *Daemon) resumeOneShots() {
 	for _, s := range d.listSandboxes() {
 		for _, ws := range s.openSessions() {
-			if !ws.Info.Implicit {
-				continue
-			}
-			for _, cmd := range ws.Commands() {
-				o, err := s.outcome(cmd.State().ID)
-				switch {
-				case err != nil:
-					d.log.Error("the outcome of a one-command session cannot be read", "session", ws.Info.ID, "error", err)
-				case o == nil:
-					d.finishOneShot(context.Background(), s, ws, cmd)
-				case o.WorkspaceSessionID == "": // published, but not ended
-					if _, err := s.retire(ws); err != nil {
-						d.log.Error("a one-command session did not end", "session", ws.Info.ID, "error", err)
-					}
-				}
+			if ws.Info.Implicit {
+				d.resumeOneShot(s, ws)
 			}
 		}
+	}
+}
+
+func (d *Daemon) resumeOneShot(s *sandbox, ws *session.Session) {
+	commands := ws.Commands()
+	var o *catalog.PublishOutcome
+	var err error
+	if len(commands) > 0 {
+		// The first command is the one it was made for; later ones were run in
+		// it by someone who puts a refused publication right.
+		if o, err = s.outcome(commands[0].State().ID); err == nil && o == nil {
+			d.finishOneShot(context.Background(), s, ws, commands[0])
+			return
+		}
+	}
+	if err == nil && (o == nil || o.WorkspaceSessionID == "") { // never begun, or done but not ended
+		_, err = s.retire(ws)
+	}
+	if err != nil {
+		d.log.Error("a one-command session cannot be finished", "session", ws.Info.ID, "error", err)
 	}
 }
 

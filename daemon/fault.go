@@ -49,6 +49,9 @@ func (s *sandbox) fault(err error) error {
 			"file": c.Path, "offset": c.Offset, "reason": c.Reason,
 		})
 	}
+	if c, ok := errors.AsType[*session.CommandError](err); ok {
+		return catalog.Errorf(catalog.InvalidRequest, "%w", c)
+	}
 	if _, ok := errors.AsType[*holder.StepError](err); ok {
 		return catalog.Errorf(catalog.PreconditionFailed, "%w", err)
 	}

@@ -128,6 +128,7 @@ func (s *sandbox) records(id string) ([]recordOf, error) {
 		list = append(list, recordOf{e.Info, false, func() uint64 { return e.Gaps }, e.Activity})
 	}
 	for _, ws := range s.openSessions() {
+		list = slices.DeleteFunc(list, func(r recordOf) bool { return r.info.ID == ws.Info.ID }) // a Retire that failed half-way
 		list = append(list, recordOf{ws.Info, true, ws.Record().Gaps, ws.Activity})
 	}
 	if id == "" {

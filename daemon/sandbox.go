@@ -207,11 +207,13 @@ func (d *Daemon) openSandbox(dir string) (*sandbox, error) {
 	}
 	if s.store.Damage() == nil { // what a crash left behind that no commit names
 		if _, err := s.store.Sweep(); err != nil {
-			return nil, errors.Join(err, s.store.Close())
+			d.log.Warn("orphaned layers stay", "sandbox", s.info.ID, "error", err)
 		}
 	}
-	s.problem = s.store.Damage()
-	return s, s.reopenSessions()
+	if s.problem = s.store.Damage(); s.problem == nil {
+		s.problem = s.reopenSessions()
+	}
+	return s, nil
 }
 
 func (s *sandbox) reopenSessions() error {
@@ -308,7 +310,17 @@ func (s *sandbox) session(id string) (*session.Session, error) {
 	return nil, catalog.Errorf(catalog.NotFound, "no session %q in sandbox %s: list_workspace_sessions shows those there are", id, s.info.ID)
 }
 
+// openSessions lists the sessions that are not ending, oldest first.
 func (s *sandbox) openSessions() []*session.Session {
+	return slices.DeleteFunc(s.allSessions(), func(ws *session.Session) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.retiring[ws.Info.ID]
+	})
+}
+
+// allSessions lists the sessions that have not ended, oldest first.
+func (s *sandbox) allSessions() []*session.Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.SortedFunc(maps.Values(s.sessions), func(a, b *session.Session) int {
@@ -335,7 +347,10 @@ func (s *sandbox) retire(ws *session.Session) (processes int, err error) {
 		delete(s.sessions, id)
 	}
 	s.mu.Unlock()
-	return processes, errors.Join(err, s.pruneEnded())
+	if e := s.pruneEnded(); e != nil {
+		s.d.log.Warn("old sessions' records stay", "sandbox", s.info.ID, "error", e)
+	}
+	return processes, err
 }
 
 // pruneEnded removes the records of the oldest ended sessions.

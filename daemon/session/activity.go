@@ -31,7 +31,7 @@ type Access struct {
 // until fn returns false.
 func (s *Session) Activity(fn func(Access) bool) error {
 	named := map[tree.Ino]string{} // where inodes were seen that may have no name any more
-	paths := pathNamer{s.fs, s.base().Stack(), named}
+	paths := pathNamer{s.fs, s.base().Stack(), named, map[tree.Ino]string{}}
 	err := s.record.Each(func(e access.Entry) bool {
 		if e.Name != "" && e.Ino != 0 && e.Kind != access.Remove {
 			named[e.Ino] = paths.of(e)
@@ -41,6 +41,7 @@ func (s *Session) Activity(fn func(Access) bool) error {
 	if err != nil {
 		return err
 	}
+	clear(paths.known) // found before all was seen
 	return s.record.Each(func(e access.Entry) bool {
 		op, _ := s.ops.get(e.Op)
 		a := Access{
@@ -62,7 +63,8 @@ type pathNamer struct {
 	base interface {
 		Path(tree.Ino) (string, error)
 	}
-	seen map[tree.Ino]string
+	seen  map[tree.Ino]string
+	known map[tree.Ino]string // answers so far
 }
 
 func (n pathNamer) of(e access.Entry) string {
@@ -73,6 +75,15 @@ func (n pathNamer) of(e access.Entry) string {
 }
 
 func (n pathNamer) inode(ino tree.Ino) string {
+	p, ok := n.known[ino]
+	if !ok {
+		p = n.find(ino)
+		n.known[ino] = p
+	}
+	return p
+}
+
+func (n pathNamer) find(ino tree.Ino) string {
 	if p, err := n.now.Path(ino); err == nil {
 		return p
 	}
@@ -94,19 +105,34 @@ type Ended struct {
 }
 
 // Retire ends the session and moves what is worth keeping of it to dir. The
-// upper goes: what was not published is lost.
+// upper goes: what was not published is lost. After an error it can be called
+// again; nothing is removed before all that is kept has its place.
 func (s *Session) Retire(dir string) (processes int, err error) {
 	processes, err = s.Stop()
-	if e := os.MkdirAll(dir, 0o700); e != nil {
-		return processes, errors.Join(err, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, e))
+	if err != nil {
+		return processes, err
 	}
-	err = errors.Join(err, s.keepActivity(filepath.Join(dir, "activity")), s.record.Close(), s.Workspace.Close())
-	for _, name := range []string{"session.json", "commands"} {
-		if e := os.Rename(filepath.Join(s.dir, name), filepath.Join(dir, name)); e != nil {
-			err = errors.Join(err, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, e))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return processes, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, err)
+	}
+	if !s.kept {
+		if err := s.keepActivity(filepath.Join(dir, "activity")); err != nil {
+			return processes, err
+		}
+		s.kept = true
+	}
+	if err := errors.Join(s.record.Close(), s.Workspace.Close()); err != nil {
+		return processes, err
+	}
+	// session.json last: without it the next daemon would take the directory for
+	// rubbish while the transcripts are still in it.
+	for _, name := range []string{"commands", "session.json"} {
+		err := os.Rename(filepath.Join(s.dir, name), filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return processes, fmt.Errorf("keep the record of session %s: %w", s.Info.ID, err)
 		}
 	}
-	return processes, errors.Join(err, os.RemoveAll(s.dir))
+	return processes, os.RemoveAll(s.dir)
 }
 
 func (s *Session) keepActivity(name string) error {

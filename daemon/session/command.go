@@ -140,7 +140,7 @@ func (s *Session) Exec(ctx context.Context, r ExecRequest) (*Command, error) {
 	sp.End(err)
 	if err != nil {
 		s.unregister(c)
-		return nil, errors.Join(fmt.Errorf("run %q: %w", cmd.Argv[0], err), os.RemoveAll(dir))
+		return nil, errors.Join(startError(r, err), os.RemoveAll(dir))
 	}
 	go s.follow(waiting, h, c)
 	if r.Timeout > 0 {
@@ -187,6 +187,28 @@ func (s *Session) unregister(c *Command) {
 	s.order = slices.DeleteFunc(s.order, func(o *Command) bool { return o == c })
 	s.mu.Unlock()
 	s.waiters.Done()
+	close(c.done)
+}
+
+// CommandError refuses a command that cannot be started as it was asked for.
+type CommandError struct {
+	Command string
+	Err     error
+}
+
+func (e *CommandError) Error() string {
+	return fmt.Sprintf("command %q cannot be started: %v: name a program and a directory that are there", e.Command, e.Err)
+}
+
+func (e *CommandError) Unwrap() error { return e.Err }
+
+// startError tells a wrong request from a fault of the holder.
+func startError(r ExecRequest, err error) error {
+	step, ok := errors.AsType[*holder.StepError](err)
+	if !ok {
+		return fmt.Errorf("run %q: %w", r.display(), err)
+	}
+	return &CommandError{Command: r.display(), Err: step}
 }
 
 func (r ExecRequest) display() string {
@@ -285,7 +307,7 @@ func (s *Session) follow(ctx context.Context, h *holder.Holder, c *Command) {
 // holder could not be taken back.
 func (s *Session) loseCommands() {
 	for _, c := range s.Commands() {
-		if c.running() {
+		if c.stop == nil && c.running() { // the others are followed
 			_ = c.finish(holder.Exit{Lost: true}, nil, nil, s.opts.Clock()) // found lost again by the next daemon
 		}
 	}

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -202,11 +203,27 @@ func (w *Workspace) WriteFile(op Operation, note Noter, p string, data []byte) (
 		return false, err
 	case old.Kind != tree.File:
 		return false, notRegular(p, old)
+	case w.holds(old, data):
+		return false, nil
 	case old.Nlink > 1:
 		// Its other names must see the new content too.
 		return false, w.overwrite(c, note, old.Ino, data)
 	}
 	return false, w.replace(c, note, dir.Ino, name, old.Mode, &old, data)
+}
+
+// holds tells whether a file's content is data already: writing it again would
+// be a change of its times alone.
+func (w *Workspace) holds(n tree.Inode, data []byte) bool {
+	if n.Size != uint64(len(data)) {
+		return false
+	}
+	f, err := w.fs.Data(n.Ino)
+	if err != nil {
+		return false
+	}
+	b, err := readAll(f)
+	return err == nil && bytes.Equal(b, data)
 }
 
 func (w *Workspace) mkdir(c overlay.Caller, note Noter, parent, name string) error {
@@ -223,8 +240,8 @@ func (w *Workspace) mkdir(c overlay.Caller, note Noter, parent, name string) err
 	return nil
 }
 
-// replace writes data into an inode of its own and renames it into place.
-func (w *Workspace) replace(c overlay.Caller, note Noter, dir tree.Ino, name string, mode uint32, old *tree.Inode, data []byte) (err error) {
+// replace writes data into an inode of its own and puts it into place at once.
+func (w *Workspace) replace(c overlay.Caller, note Noter, dir tree.Ino, name string, mode uint32, old *tree.Inode, data []byte) error {
 	a, err := w.fs.Tmpfile(c, dir, mode)
 	if err != nil {
 		return fmt.Errorf("write %q: %w", name, err)
@@ -233,31 +250,23 @@ func (w *Workspace) replace(c overlay.Caller, note Noter, dir tree.Ino, name str
 	if err := writeAll(w.fs, c, a.Ino, data); err != nil {
 		return fmt.Errorf("write %q: %w", name, err)
 	}
-	if old == nil {
-		if _, err := w.fs.Link(c, a.Ino, dir, name); err != nil {
-			return fmt.Errorf("write %q: %w", name, err)
+	kind, stale := access.Create, []tree.Ino{dir}
+	if old != nil {
+		kind, stale = access.Write, append(stale, old.Ino)
+		for _, x := range old.Xattrs {
+			if err := w.fs.SetXattr(c, a.Ino, x.Name, x.Value, 0); err != nil {
+				return fmt.Errorf("write %q: keep attribute %s: %w", name, x.Name, err)
+			}
 		}
-		note.Note(c.Op, access.Create, a.Ino, dir, name)
-		w.notify([]overlay.Key{{Dir: dir, Name: name}}, []tree.Ino{dir})
-		return nil
-	}
-	for _, x := range old.Xattrs {
-		if err := w.fs.SetXattr(c, a.Ino, x.Name, x.Value, 0); err != nil {
-			return fmt.Errorf("write %q: keep attribute %s: %w", name, x.Name, err)
+		if _, err := w.fs.SetAttr(c, a.Ino, overlay.SetAttr{Mode: &old.Mode, UID: &old.UID, GID: &old.GID}); err != nil {
+			return fmt.Errorf("write %q: keep owner and mode: %w", name, err)
 		}
 	}
-	if _, err := w.fs.SetAttr(c, a.Ino, overlay.SetAttr{Mode: &old.Mode, UID: &old.UID, GID: &old.GID}); err != nil {
-		return fmt.Errorf("write %q: keep owner and mode: %w", name, err)
-	}
-	temp := fmt.Sprintf(".%.200s.%d.new", name, a.Ino)
-	if _, err := w.fs.Link(c, a.Ino, dir, temp); err != nil {
+	if err := w.fs.Replace(c, a.Ino, dir, name); err != nil {
 		return fmt.Errorf("write %q: %w", name, err)
 	}
-	if err := w.fs.Rename(c, dir, temp, dir, name, 0); err != nil {
-		return errors.Join(fmt.Errorf("write %q: %w", name, err), w.fs.Unlink(c, dir, temp))
-	}
-	note.Note(c.Op, access.Write, a.Ino, dir, name)
-	w.notify([]overlay.Key{{Dir: dir, Name: name}}, []tree.Ino{dir, old.Ino})
+	note.Note(c.Op, kind, a.Ino, dir, name)
+	w.notify([]overlay.Key{{Dir: dir, Name: name}}, stale)
 	return nil
 }
 

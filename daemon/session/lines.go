@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"ephemeral-sandbox/attribution"
@@ -211,16 +210,22 @@ func (l *lineOwners) write(base uint64, ino tree.Ino, f fileOwners) error {
 func (l *lineOwners) prepare(base uint64, leaving []tree.Ino, settled map[tree.Ino]fileOwners) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := l.sweepLocked(); err != nil { // what an earlier try prepared
+		return err
+	}
 	names, err := l.listLocked()
 	if err != nil {
 		return err
 	}
+	gone := map[tree.Ino]bool{}
+	for _, ino := range leaving {
+		gone[ino] = true
+	}
 	for _, n := range names {
-		if _, again := settled[n.ino]; n.base != l.base || again || slices.Contains(leaving, n.ino) {
+		if _, again := settled[n.ino]; again || gone[n.ino] {
 			continue
 		}
-		err := os.Link(l.path(n.base, n.ino), l.path(base, n.ino))
-		if err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := os.Link(l.path(n.base, n.ino), l.path(base, n.ino)); err != nil {
 			return fmt.Errorf("keep line owners of inode %d: %w", n.ino, err)
 		}
 	}

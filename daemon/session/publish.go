@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"ephemeral-sandbox/attribution"
 	"ephemeral-sandbox/fs/overlay"
@@ -104,6 +105,9 @@ func (w *Workspace) Publish(ctx context.Context, r PublishRequest) (Publication,
 	}
 
 	p := publication{w: w, req: r, delta: delta, view: w.upperView(ctx)}
+	if err := p.setAside(); err != nil {
+		return Publication{}, err
+	}
 	for landed := false; !landed; {
 		if ctx.Err() != nil {
 			return Publication{}, context.Cause(ctx)
@@ -123,10 +127,64 @@ type publication struct {
 	req   PublishRequest
 	delta *overlay.Delta
 	view  upperView
+	same  map[overlay.Key]overlay.DirentChange // replaced by an equal file; see setAside
 
 	result  Publication
 	entries []overlay.Key // what the kernel must forget
 	inodes  []tree.Ino
+}
+
+// setAside finds the files that were replaced by equal ones, as an editor does
+// that saves what it read: only their times differ, so they are not published,
+// and like other changes of times alone they stay private.
+func (p *publication) setAside() error {
+	p.same = map[overlay.Key]overlay.DirentChange{}
+	base := p.w.base().Stack()
+	for _, d := range p.delta.Dirents {
+		now, ok := findInode(p.delta, d.Ino)
+		if d.Ino == 0 || d.Was == 0 || d.Kind != tree.File || !ok || !now.New || now.Nlink != 1 {
+			continue
+		}
+		was, err := base.Inode(d.Was)
+		if err != nil {
+			return fmt.Errorf("read inode %d of the base: %w", d.Was, err)
+		}
+		if was.Kind != tree.File || was.Nlink != 1 || was.Size != now.Size || was.Mode != now.Mode ||
+			was.UID != now.UID || was.GID != now.GID || !slices.EqualFunc(was.Xattrs, now.Xattrs, sameXattr) {
+			continue
+		}
+		if names, err := p.w.fs.Names(d.Was); err == nil && len(names) > 0 {
+			continue // moved elsewhere: its old name was given anew
+		}
+		hash, err := p.view.Hash(d.Ino)
+		if err != nil {
+			return err
+		}
+		if hash == was.Hash {
+			p.same[overlay.Key{Dir: d.Dir, Name: d.Name}] = d
+		}
+	}
+	return nil
+}
+
+func sameXattr(a, b tree.Xattr) bool { return a.Name == b.Name && bytes.Equal(a.Value, b.Value) }
+
+// gated is the delta without what was set aside.
+func (p *publication) gated() occ.Delta {
+	d := occDelta(p.delta)
+	if len(p.same) == 0 {
+		return d
+	}
+	aside := map[tree.Ino]bool{}
+	d.Dirents = slices.DeleteFunc(d.Dirents, func(e occ.DirentChange) bool {
+		s, ok := p.same[overlay.Key{Dir: e.Dir, Name: e.Name}]
+		if ok {
+			aside[s.Ino], aside[s.Was] = true, true
+		}
+		return ok
+	})
+	d.Inodes = slices.DeleteFunc(d.Inodes, func(n occ.InodeChange) bool { return aside[n.Ino] })
+	return d
 }
 
 // attempt validates against the head of this moment and tries to move it; false
@@ -145,7 +203,7 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 
 	base := w.base().Stack()
 	_, sp := w.span(ctx, "validate")
-	v, err := occ.Validate(stackView{base}, base.Commit(), stackView{head.Stack()}, p.view, occDelta(p.delta), occ.Options{Now: tree.At(w.opts.Clock())})
+	v, err := occ.Validate(stackView{base}, base.Commit(), stackView{head.Stack()}, p.view, p.gated(), occ.Options{Now: tree.At(w.opts.Clock())})
 	sp.End(err)
 	if err != nil {
 		return false, fmt.Errorf("validate: %w", err)
@@ -154,6 +212,7 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 		return false, &ConflictError{Base: base.Commit(), Head: parent, Conflicts: v.Conflicts}
 	}
 	result := Publication{Commit: parent, Parent: parent, Merged: v.Merged, Counts: counts(v, base)}
+	result.Counts["time_only"] += int64(len(p.same))
 	if v.Empty() {
 		p.result = result
 		// What both sides changed alike is in the head already: standing on it
@@ -312,13 +371,18 @@ func (p *publication) land(ctx context.Context, v *occ.Verdict, head *stack.Stac
 		return fmt.Errorf("lease commit %d: %w", commit, err)
 	}
 	edit := overlay.Edit{Op: p.req.Operation.Number}
-	own := map[overlay.Key]tree.Ino{}
+	base := w.base().Stack().Commit()
+	own, kept := map[overlay.Key]tree.Ino{}, map[tree.Ino]bool{}
 	for _, d := range p.delta.Dirents {
 		k := overlay.Key{Dir: d.Dir, Name: d.Name}
 		own[k] = d.Ino
+		now := lease.Stack()
+		if _, aside := p.same[k]; aside && now.DirentChanged(d.Dir, d.Name) <= base && now.InodeChanged(d.Was) <= base {
+			kept[d.Ino], kept[d.Was] = true, true
+			continue
+		}
 		edit.DropDirents = append(edit.DropDirents, k)
 	}
-	base := w.base().Stack().Commit()
 	published := map[tree.Ino]bool{} // true: exactly as the session's kernel knows it
 	for _, n := range v.Inodes {
 		own := n.From == occ.FromSession || n.From == occ.FromNothing
@@ -330,6 +394,9 @@ func (p *publication) land(ctx context.Context, v *occ.Verdict, head *stack.Stac
 		// attributes too, as of the old base: it must not hide what the head
 		// made of them since.
 		_, ok := published[n.Ino]
+		if kept[n.Ino] && !ok {
+			continue
+		}
 		if ok || n.New || n.Data || n.Meta || lease.Stack().InodeChanged(n.Ino) > base {
 			edit.DropInodes = append(edit.DropInodes, n.Ino)
 		}

@@ -163,14 +163,14 @@ func (m *refreshMove) file(n *occ.FileEdit) (overlay.FileEdit, error) {
 		return e, err
 	case occ.FromHead:
 		var err error
-		if e.Content, err = (stackView{m.head}).Content(n.HeadIno); err != nil {
+		if e.Source, err = m.head.Open(n.HeadIno); err != nil {
 			return e, err
 		}
 		m.owners[n.Ino], err = layerOwners(m.head, n.HeadIno)
 		return e, err
 	default:
 		var err error
-		if e.Content, err = m.view.Content(n.SessionIno); err != nil {
+		if e.Source, err = m.view.Data(n.SessionIno); err != nil {
 			return e, err
 		}
 		m.owners[n.Ino], err = m.sessionOwners(n.SessionIno)

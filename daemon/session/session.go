@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"ephemeral-sandbox/daemon/holder"
 	"ephemeral-sandbox/fs/access"
 	"ephemeral-sandbox/fs/overlay"
@@ -103,6 +105,7 @@ type Session struct {
 	record  *access.Recorder
 
 	life sync.Mutex // held while the holder is started or stopped
+	kept bool       // Retire has written the activity down; one Retire at a time
 
 	mu       sync.Mutex
 	state    State               // guarded by mu; never Publishing or Refreshing
@@ -318,13 +321,15 @@ func (s *Session) stash(h *holder.Holder, m Mount) error {
 }
 
 // Adopt takes a holder back that an earlier daemon started, and goes on serving
-// its mount. Commands that run are waited for again.
+// its mount. Commands that run are waited for again. The descriptors are the
+// session's from here on, whatever comes of it.
 func (s *Session) Adopt(ctx context.Context, st Stashed, control, fuse int) error {
 	s.life.Lock()
 	defer s.life.Unlock()
 	h, err := holder.Adopt(ctx, control, fuse, st.Holder)
 	if err != nil {
-		return fmt.Errorf("take back the holder of session %s: %w", s.Info.ID, err)
+		// A descriptor left open would keep the mount alive with nobody to serve it.
+		return errors.Join(fmt.Errorf("take back the holder of session %s: %w", s.Info.ID, err), unix.Close(control), unix.Close(fuse))
 	}
 	if err := s.serve(ctx, h, st.Init); err != nil {
 		return err
@@ -461,9 +466,8 @@ func (s *Session) Stop() (processes int, err error) {
 	s.gate.Lock()
 	defer s.gate.Unlock()
 	if h != nil {
-		err = h.Close()
-		if errors.Is(err, holder.ErrStuck) && s.runtime.Stash != nil {
-			err = errors.Join(s.runtime.Stash.Drop(s.stashKey()), h.Close())
+		if err = h.Close(); errors.Is(err, holder.ErrStuck) {
+			return processes, err // its mount would never end
 		}
 		err = errors.Join(err, m.Close())
 	}

@@ -152,6 +152,9 @@ func OpenWorkspace(dir, id string, o Options) (*Workspace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open workspace %s: %w", id, err)
 	}
+	if err = w.ops.reserve(w.fs.MaxOp()); err != nil {
+		return nil, errors.Join(err, w.fs.Close())
+	}
 	return w, nil
 }
 
