@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -506,6 +505,7 @@ func TestOperationOfEachRequest(t *testing.T) {
 	// before it does anything.
 	run := func(op tree.Op, script string, args ...string) {
 		t.Helper()
+		v.holdsNothing(t)
 		cmd := exec.Command("sh", append([]string{"-c", "read x; " + script, "sh"}, args...)...)
 		in, err := cmd.StdinPipe()
 		must(t, err)
@@ -571,7 +571,7 @@ func TestMappedWritesAreTheOpeners(t *testing.T) {
 		}
 	})
 	path := v.path("lower", "big")
-	c := tool("mmap-write", path, "through a mapping")
+	c := tool(t, v.mounted, "mmap-write", path, "through a mapping")
 	// Until its pid is known, the process is kept from starting its work.
 	gate, err := c.StdinPipe()
 	must(t, err)
@@ -721,23 +721,16 @@ func TestWritingKillsPrivileges(t *testing.T) {
 		t.Fatalf("the capability: %d bytes, %v", n, err)
 	}
 	must(t, unix.Chmod(path, 0o6777))
-	// The directory above is not for others: the user gets at the file through
-	// a descriptor that it inherits.
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	must(t, err)
-	defer f.Close()
-	cmd := exec.Command("sh", "-c", "echo x >&3")
-	cmd.ExtraFiles = []*os.File{f}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	// The directory above is not for others, so the file is opened before.
+	if err := tool(t, v.mounted, "write-as", "12345", path, "x\n").Run(); err != nil {
+		t.Fatal(err)
 	}
 	var st unix.Stat_t
 	must(t, unix.Stat(path, &st))
 	if st.Mode&0o7777 != 0o777 {
 		t.Errorf("mode %o after a write", st.Mode&0o7777)
 	}
-	_, err = unix.Getxattr(path, "security.capability", make([]byte, 100))
+	_, err := unix.Getxattr(path, "security.capability", make([]byte, 100))
 	wantErr(t, "the capability after a write", err, unix.ENODATA)
 	if got := readFile(t, path); got != "x\nivileged" {
 		t.Errorf("reads %q", got)

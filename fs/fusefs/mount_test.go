@@ -27,12 +27,18 @@ import (
 	"ephemeral-sandbox/fs/tree"
 )
 
-// The test binary plays three parts: the outer process, which does nothing but
-// start the second in a mount namespace of its own, so that whatever happens no
-// mount is left; the one that runs the tests; and servers that tests start as
-// processes, to be served from outside and to be killed.
+// The test binary plays four parts: the outer process, which does nothing but
+// start the guard; the guard, see guard_test.go; the one that runs the tests;
+// and servers and tools that tests start as processes.
+//
+// No process forks while it holds files of a view and the view's /dev/fuse as
+// well. Until the child has executed another program it holds copies of both;
+// closing the files asks the view, and if the one who serves it dies at that
+// moment, the child waits for an answer that only it could give. Nothing but
+// the guard's abort ends such a wait, not even SIGKILL.
 const (
 	roleVar   = "FUSEFS_TEST_ROLE"
+	roleGuard = "guard"
 	roleTests = "tests"
 	roleServe = "serve"
 	roleTool  = "tool"
@@ -40,6 +46,8 @@ const (
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleVar) {
+	case roleGuard:
+		os.Exit(guardMain())
 	case roleServe:
 		serveMain()
 	case roleTool:
@@ -51,14 +59,15 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// inNamespace runs this program again in a mount namespace of its own, as root
-// of a user namespace when it is not root already.
+// inNamespace runs the guard, and with it the tests, in a mount namespace of
+// its own, as root of a user namespace when this process is not root already.
 func inNamespace() int {
-	runtime.LockOSThread() // the child dies with the thread that started it
+	runtime.LockOSThread() // the child is told of the end of the thread that started it
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), roleVar+"="+roleTests)
+	cmd.Env = append(os.Environ(), roleVar+"="+roleGuard)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// Whatever kills this process's group must not kill the guard.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setsid: true}
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	} else {
@@ -66,7 +75,11 @@ func inNamespace() int {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
 	}
-	err := cmd.Run()
+	return exitCode(cmd.Run())
+}
+
+// exitCode is the code to end with after a child has.
+func exitCode(err error) int {
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -77,9 +90,6 @@ func inNamespace() int {
 	fmt.Fprintln(os.Stderr, "run the tests in a mount namespace:", err)
 	return 1
 }
-
-// limit is how long a test may be stuck in a view before the connection is cut.
-const limit = 2 * time.Minute
 
 // mounted is a mount without a server.
 type mounted struct {
@@ -105,11 +115,19 @@ func mount(t *testing.T) *mounted {
 		t.Fatalf("mount: %v", err)
 	}
 	m := &mounted{dir: dir, fd: fd}
-	cut := m.abortAfter(t, limit)
 	t.Cleanup(func() {
 		m.unmount()
 		m.closeFD()
-		cut()
+	})
+	id, err := m.connection()
+	must(t, err)
+	must(t, guarded("begin", id))
+	t.Cleanup(func() {
+		m.unmount()
+		m.closeFD()
+		if err := guarded("end", id); err != nil {
+			t.Error(err)
+		}
 	})
 	return m
 }
@@ -137,33 +155,6 @@ func (m *mounted) connection() (string, error) {
 		}
 	}
 	return "", fmt.Errorf("%s is not mounted", m.dir)
-}
-
-// abortAfter cuts the connection after a while unless it is told not to.
-func (m *mounted) abortAfter(t *testing.T, d time.Duration) (stop func()) {
-	t.Helper()
-	ctl := t.TempDir()
-	if err := unix.Mount("none", ctl, "fusectl", 0, ""); errors.Is(err, unix.EPERM) {
-		ctl = "/sys/fs/fuse/connections" // in a user namespace, where the host has it
-	} else if err != nil {
-		t.Fatalf("mount fusectl: %v", err)
-	}
-	id, err := m.connection()
-	if err != nil {
-		t.Fatal(err)
-	}
-	timer := time.AfterFunc(d, func() {
-		fmt.Fprintf(os.Stderr, "connection %s is cut: %s took too long\n", id, t.Name())
-		if err := os.WriteFile(filepath.Join(ctl, id, "abort"), []byte("1"), 0); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-	})
-	return func() {
-		if !timer.Stop() {
-			t.Errorf("the connection was cut after %v", d)
-		}
-		unix.Unmount(ctl, unix.MNT_DETACH)
-	}
 }
 
 // noPoll has the kernel ask once whether files can be polled. After that it
@@ -311,11 +302,24 @@ type remote struct {
 	stderr *lines
 }
 
-// spawn starts a server process for m, which does nothing yet. A test that has
-// files of a view open must have all its servers spawned by then: starting a
-// process closes copies of them, which asks the view, and waits for it.
+// holdsNothing fails the test when this process is about to fork with files of
+// a view open. A test starts its servers and tools before it opens any; they
+// wait until they are told to begin.
+func (m *mounted) holdsNothing(t *testing.T) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	for _, fd := range fds {
+		if name, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(name, m.dir+"/") {
+			t.Fatalf("%s is open while a process is started", name)
+		}
+	}
+}
+
+// spawn starts a server process for m, which does nothing yet.
 func spawn(t *testing.T, m *mounted, c serverConfig, env ...string) *remote {
 	t.Helper()
+	m.holdsNothing(t)
 	arg, err := json.Marshal(c)
 	must(t, err)
 	ready, readyW, err := os.Pipe()
@@ -458,8 +462,10 @@ func toolMain() {
 	os.Exit(0)
 }
 
-// tool runs one of tools as a process of its own.
-func tool(name string, args ...string) *exec.Cmd {
+// tool is a command that runs one of tools as a process of its own.
+func tool(t *testing.T, m *mounted, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	m.holdsNothing(t)
 	cmd := exec.Command("/proc/self/exe", append([]string{name}, args...)...)
 	cmd.Env = append(os.Environ(), roleVar+"="+roleTool)
 	cmd.Stderr = os.Stderr
@@ -479,6 +485,27 @@ var tools = map[string]func(args []string) error{
 		}
 		copy(m, args[1])
 		return errors.Join(unix.Munmap(m), unix.Close(fd))
+	},
+	// write-as ID FILE TEXT: opens the file, becomes an ordinary user, writes.
+	"write-as": func(args []string) error {
+		fd, err := unix.Open(args[1], unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		id, err := strconv.Atoi(args[0])
+		if err == nil {
+			err = syscall.Setgroups(nil)
+		}
+		if err == nil {
+			err = syscall.Setresgid(id, id, id)
+		}
+		if err == nil {
+			err = syscall.Setresuid(id, id, id)
+		}
+		if err == nil {
+			_, err = unix.Write(fd, []byte(args[2]))
+		}
+		return errors.Join(err, unix.Close(fd))
 	},
 	// append FILE TEXT: writes at the end.
 	"append": func(args []string) error {
