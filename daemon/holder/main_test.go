@@ -2,6 +2,7 @@ package holder
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -18,11 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test binary plays three parts besides its own: the holder and stub of a
-// build that embeds none, a hostile program inside a session, and a daemon
-// that gets killed.
+// The test binary plays parts besides its own: the holder and stub of a build
+// that embeds none, programs inside a session, and a daemon that gets killed.
 const (
 	hostileName = "hostile"
+	execerName  = "execer"
 	daemonName  = "daemon"
 )
 
@@ -31,6 +32,9 @@ func TestMain(m *testing.M) {
 	switch os.Args[0] {
 	case hostileName:
 		hostile(os.Stdout)
+		return
+	case execerName:
+		execer(os.Args[1])
 		return
 	case daemonName:
 		doomedDaemon()
@@ -128,15 +132,17 @@ func spawn(t *testing.T, h *Holder, c Command) (pid int, wait func() result) {
 
 func shell(script string) []string { return []string{"/bin/sh", "-c", script} }
 
-// sh runs a script to its end.
+// sh runs a script until nothing of it is left.
 func sh(t *testing.T, h *Holder, script string) result {
 	t.Helper()
-	_, wait := spawn(t, h, Command{ID: freshID(h), Argv: shell(script)})
-	return wait()
+	id := "sh-" + rand.Text()
+	_, wait := spawn(t, h, Command{ID: id, Argv: shell(script)})
+	r := wait()
+	if err := errors.Join(h.WaitTree(patience(t), id), h.Ack(id)); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
-
-// freshID is an id that no command of h has.
-func freshID(h *Holder) string { return "c" + strconv.Itoa(len(h.Commands())+1) }
 
 // expect runs a script that must succeed and print want.
 func expect(t *testing.T, h *Holder, script, want string) {
@@ -161,13 +167,11 @@ func environments(t *testing.T, test func(t *testing.T)) {
 
 type account struct{ uid, gid uint32 }
 
-// makeUser adds an ordinary user with subordinate ids for the time of a test,
-// or takes over one that an interrupted test has left.
+// makeUser adds an ordinary user with subordinate ids for the time of a test.
 func makeUser(t *testing.T) account {
 	t.Helper()
-	const name, exists = "ephemeral-test", 9
-	cmd := exec.Command("useradd", "--no-create-home", "--shell", "/bin/sh", name)
-	if out, err := cmd.CombinedOutput(); err != nil && cmd.ProcessState.ExitCode() != exists {
+	name := "ephemeral" + strconv.Itoa(os.Getpid())
+	if out, err := exec.Command("useradd", "--no-create-home", "--shell", "/bin/sh", name).CombinedOutput(); err != nil {
 		t.Fatalf("useradd: %v: %s", err, out)
 	}
 	t.Cleanup(func() {
