@@ -27,6 +27,13 @@ func (s *sandbox) fault(err error) error {
 	if err == nil {
 		return nil
 	}
+	e := catalog.AsError(s.classify(err))
+	// Errors that were joined stand on lines of their own; a message is one line.
+	e.Message = strings.ReplaceAll(e.Message, "\n", "; ")
+	return e
+}
+
+func (s *sandbox) classify(err error) error {
 	if known, ok := errors.AsType[*catalog.Error](err); ok {
 		return known
 	}
@@ -37,6 +44,9 @@ func (s *sandbox) fault(err error) error {
 		return catalog.Errorf(catalog.Corrupt, "%w: restore that layer file from a copy; other layers stay usable", err).With(map[string]any{
 			"layer": c.Layer, "section": c.Section, "offset": c.Offset, "reason": c.Reason,
 		})
+	}
+	if u, ok := errors.AsType[*importer.UnreadableError](err); ok {
+		return catalog.Errorf(catalog.PreconditionFailed, "%w: give the daemon's user permission to read them, or import another directory", u)
 	}
 	if c, ok := errors.AsType[*importer.ChangedError](err); ok {
 		return catalog.Errorf(catalog.PreconditionFailed, "%w: let it come to rest and import it again", err).With(map[string]any{"paths": texts(c.Paths)})

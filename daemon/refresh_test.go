@@ -139,7 +139,7 @@ func TestOpenFiles(t *testing.T) {
 	one, two := h.session(), h.session()
 	// The command takes its steps from a fifo in the session.
 	h.sh(two, "mkfifo steps")
-	run := h.background(two, `exec 3>>log 4<read 5<gone 6>fresh; read a <&4; echo "$a"; echo 1 >&3; echo f1 >&6
+	run := h.background(two, `exec 3>>log 4<read 5<gone 6>fresh; read a <&4; echo 1 >&3; echo f1 >&6; echo "$a"
 while read step <steps; do echo "$step" >&3; echo "f$step" >&6; echo "did $step"; [ "$step" != end ] || break; done
 cat <&4; cat <&5`)
 	run.says("first\n")

@@ -62,13 +62,13 @@ func (s *sandbox) root() string { return string(s.info.WorkspaceRoot) }
 const keepEnded = 256
 
 // createSandbox imports root. Nothing is left behind when it fails.
-func (d *Daemon) createSandbox(ctx context.Context, op string, root string, hostPaths []catalog.Text, progress func(importer.Progress)) (s *sandbox, err error) {
+func (d *Daemon) createSandbox(ctx context.Context, op string, root string, hostPaths []catalog.Text, progress func(importer.Progress)) (made *sandbox, err error) {
 	root, err = checkRoot(root)
 	if err != nil {
 		return nil, err
 	}
 	id := newID("sb")
-	s = d.newSandbox(filepath.Join(d.cfg.Sandboxes(), id))
+	s := d.newSandbox(filepath.Join(d.cfg.Sandboxes(), id))
 	s.info = sandboxInfo{ID: id, WorkspaceRoot: []byte(root), Created: time.Now().UTC()}
 	for _, p := range hostPaths {
 		if err := d.checkHostPath(string(p), root); err != nil {
