@@ -41,7 +41,7 @@ func (s *sandbox) classify(err error) error {
 		return catalog.ConflictError(c.Error(), s.conflictDetails(c))
 	}
 	if c, ok := errors.AsType[*layerfmt.CorruptError](err); ok {
-		return catalog.Errorf(catalog.Corrupt, "%w: restore that layer file from a copy; other layers stay usable", err).With(map[string]any{
+		return catalog.Errorf(catalog.Corrupt, "%w: restore that layer file from a copy; what lies in other layers can still be read", err).With(map[string]any{
 			"layer": c.Layer, "section": c.Section, "offset": c.Offset, "reason": c.Reason,
 		})
 	}
@@ -65,7 +65,11 @@ func (s *sandbox) classify(err error) error {
 	if _, ok := errors.AsType[*holder.StepError](err); ok {
 		return catalog.Errorf(catalog.PreconditionFailed, "%w", err)
 	}
-	return catalog.Errorf(kindOf(err), "%w", err)
+	kind := kindOf(err)
+	if errors.Is(err, syscall.ENOSPC) && s.d != nil {
+		return catalog.Errorf(kind, "%w: nothing was lost; free space on the disk of %s and repeat", err, s.d.cfg.StateDir)
+	}
+	return catalog.Errorf(kind, "%w", err)
 }
 
 // kindOf tells the kinds of errors that carry nothing but themselves.

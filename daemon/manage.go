@@ -132,7 +132,7 @@ func describeCommit(c store.Commit) catalog.Commit {
 }
 
 func describeSession(ws *session.Session) catalog.Session {
-	state, problem, pid := ws.Status()
+	state, pid, problem := ws.Status()
 	use := ws.FS().Usage()
 	out := catalog.Session{
 		WorkspaceSessionID: ws.Info.ID, Base: store.CommitName(ws.Base()), State: string(state),

@@ -26,7 +26,7 @@ import (
 
 // sandbox is one workspace's layers and the sessions on them. On disk:
 //
-//	sandbox.json  what it is; written last, so a directory without it is rubbish
+//	sandbox.json  what it is; written last
 //	store/        layers and commit log
 //	sessions/ID/  open sessions
 //	ended/ID/     transcripts and activity of the newest ended sessions
@@ -185,9 +185,15 @@ func (d *Daemon) newSandbox(dir string) *sandbox {
 // store cannot be opened is kept as broken, with the reason, and harms no
 // other.
 func (d *Daemon) openSandbox(dir string) (*sandbox, error) {
+	if strings.HasPrefix(filepath.Base(dir), goneMark) {
+		return nil, os.RemoveAll(dir) // its destruction was cut off
+	}
 	raw, err := os.ReadFile(filepath.Join(dir, "sandbox.json"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, os.RemoveAll(dir) // its import was cut off
+		if !store.Exists(filepath.Join(dir, "store")) {
+			return nil, os.RemoveAll(dir) // its import was cut off
+		}
+		return nil, fmt.Errorf("%s is missing: put it back from a copy, or move its store to another place", filepath.Join(dir, "sandbox.json"))
 	}
 	if err != nil {
 		return nil, err
@@ -406,9 +412,16 @@ func (s *sandbox) destroy() (sessions int, err error) {
 	if s.store != nil {
 		err = s.store.Close()
 	}
-	// Without this file the directory is rubbish, whatever stops us now.
-	return sessions, errors.Join(err, os.Remove(filepath.Join(s.dir, "sandbox.json")), os.RemoveAll(s.dir))
+	// From the renaming on it is gone, whatever stops us now.
+	gone := filepath.Join(filepath.Dir(s.dir), goneMark+s.info.ID)
+	if e := os.Rename(s.dir, gone); e != nil {
+		return sessions, errors.Join(err, fmt.Errorf("delete the sandbox: %w", e))
+	}
+	return sessions, errors.Join(err, os.RemoveAll(gone))
 }
+
+// goneMark begins the name of a sandbox's directory that is being deleted.
+const goneMark = ".gone-"
 
 // close ends every session's processes and lets go of the sandbox; the sessions
 // themselves stay on disk for the next daemon.

@@ -34,7 +34,7 @@ type ListWorkspaceSessionsResult struct {
 type Session struct {
 	WorkspaceSessionID string    `json:"workspace_session_id"`
 	Base               string    `json:"base"`
-	State              string    `json:"state"` // opening, ready, publishing, refreshing, closing, broken
+	State              string    `json:"state"` // opening, ready, publishing, refreshing, closing, asleep, broken
 	Problem            string    `json:"problem,omitempty"`
 	Implicit           bool      `json:"implicit"` // made for one command
 	Network            string    `json:"network"`

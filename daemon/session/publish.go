@@ -209,6 +209,7 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 		return false, fmt.Errorf("validate: %w", err)
 	}
 	if len(v.Conflicts) > 0 {
+		nameCulprits(head.Stack(), v.Conflicts)
 		return false, &ConflictError{Base: base.Commit(), Head: parent, Conflicts: v.Conflicts}
 	}
 	result := Publication{Commit: parent, Parent: parent, Merged: v.Merged, Counts: counts(v, base)}
@@ -246,6 +247,33 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 		return false, &LandError{Commit: commit.Number, Err: err}
 	}
 	return true, nil
+}
+
+// nameCulprits makes each clash of lines name the commit that wrote the lines it
+// is about; the commit that changed the file last may be another one. Where the
+// owners cannot be read the last commit stands.
+func nameCulprits(head *stack.Stack, conflicts []occ.Conflict) {
+	for i := range conflicts {
+		c := &conflicts[i]
+		if c.HeadIno == 0 || len(c.Hunks) == 0 {
+			continue
+		}
+		f, err := layerOwners(head, c.HeadIno)
+		if err != nil {
+			continue
+		}
+		var newest uint64
+		for _, h := range c.Hunks {
+			for _, r := range f.ranges() {
+				if r.Start <= h.Head.Start+h.Head.Count && h.Head.Start+1 < r.Start+r.Count {
+					newest = max(newest, r.Origin.Commit)
+				}
+			}
+		}
+		if newest > 0 {
+			c.HeadCommit = newest
+		}
+	}
 }
 
 // write fills a layer with the verdict and with the owners of its lines.

@@ -75,6 +75,7 @@ func (w *Workspace) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, e
 		return Refreshed{}, fmt.Errorf("plan the refresh: %w", err)
 	}
 
+	nameCulprits(head.Stack(), plan.Conflicts)
 	m := refreshMove{w: w, op: r.Operation, delta: delta, view: view, base: base, head: head.Stack(), plan: plan}
 	edit, err := m.edit()
 	if err != nil {

@@ -55,14 +55,16 @@ type Stash interface {
 // State is where a session stands.
 type State string
 
-// The states of a session. Ready alone accepts commands; Broken means that its
-// holder is gone, and the next command starts another.
+// The states of a session. Asleep means that the daemon was restarted and the
+// session's processes ended with the last one, Broken that its holder died; in
+// both the next command starts another holder.
 const (
 	Opening    State = "opening"
 	Ready      State = "ready"
 	Publishing State = "publishing"
 	Refreshing State = "refreshing"
 	Closing    State = "closing"
+	Asleep     State = "asleep"
 	Broken     State = "broken"
 )
 
@@ -154,7 +156,7 @@ func Reopen(dir string, o Options, r Runtime) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.setState(Broken, errors.New("the daemon was restarted: the next command starts a new holder"))
+	s.setState(Asleep, nil)
 	if err := s.loadCommands(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -176,18 +178,18 @@ func open(dir string, info Info, o Options, r Runtime) (*Session, error) {
 	return &Session{Workspace: w, Info: info, runtime: r, record: rec, state: Opening, commands: map[string]*Command{}}, nil
 }
 
-// Status is where the session stands, why if it is broken, and the host pid of
-// its holder (0 when none runs).
-func (s *Session) Status() (st State, problem error, holderPID int) {
+// Status is where the session stands, the host pid of its holder (0 when none
+// runs), and why it is broken if it is.
+func (s *Session) Status() (st State, holderPID int, problem error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.holder != nil {
 		holderPID = s.holder.Pid()
 	}
 	if len(s.gating) > 0 && s.state != Closing {
-		return s.gating[0], s.problem, holderPID
+		return s.gating[0], holderPID, s.problem
 	}
-	return s.state, s.problem, holderPID
+	return s.state, holderPID, s.problem
 }
 
 // Mapping says how user ids inside relate to the host's: range, subuid, single.
@@ -236,7 +238,7 @@ func (s *Session) ensureHolder(ctx context.Context) error {
 	})
 	sp.End(err)
 	if err != nil {
-		return fmt.Errorf("start the holder of session %s: %w", s.Info.ID, err)
+		return err // it names the session
 	}
 	_, sp = s.span(ctx, "mount view")
 	err = s.serve(ctx, h, nil)

@@ -26,6 +26,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -286,6 +287,13 @@ func (s *Store) clear() error {
 	empty(packsDir, 1)
 	empty(tmpDir, 0)
 	return errors.Join(errs...)
+}
+
+// Exists reports whether dir holds a store whose creation was finished, or
+// where that cannot be told.
+func Exists(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, formatName))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // Open opens the sandbox in dir. A record torn by a crash is cut off the log;
