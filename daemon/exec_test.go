@@ -114,7 +114,7 @@ func TestYieldAndRead(t *testing.T) {
 	h := open(t, map[string]string{"f": ""})
 	ws := h.session()
 	h.sh(ws, "mkfifo go")
-	x := h.run(&catalog.ExecCommandRequest{WorkspaceSessionID: ws, Cmd: `printf 'a\nb\n'; echo err >&2; read x <go; printf 'c\nun'; read x <go; printf 'finished'; exit 3`, YieldTimeMS: new(int64)})
+	x := h.run(&catalog.ExecCommandRequest{WorkspaceSessionID: ws, Cmd: `printf 'a\nb\n'; echo err >&2; until read x <go; do :; done; printf 'c\nun'; until read x <go; do :; done; printf 'finished'; exit 3`, YieldTimeMS: new(int64)})
 	if x.Status != "running" || x.ExitCode != nil || x.CommandID == "" {
 		t.Fatalf("%+v", x)
 	}

@@ -15,7 +15,7 @@ func TestFilesSeenInside(t *testing.T) {
 	h.sh(ws, "mkfifo steps; ln linked linked2")
 	run := h.background(ws, `exec 4<f 5<linked2
 look() { cat f; ls d; [ -e d/new ] && echo there || echo absent; cat deep/er/x 2>/dev/null || echo no; cat linked2 grow; stat -c %s f; }
-look; look >/dev/null; echo ready; while read step <steps; do look; done; cat <&4; cat <&5`)
+look; look >/dev/null; echo ready; while :; do read step <steps || continue; look; done; cat <&4; cat <&5`)
 	run.says("one\na\nabsent\nno\nl\n1\n4\nready\n")
 	if w := h.write(ws, "f", "two two\n"); w.Type != "update" || w.Commit != "" {
 		t.Errorf("written: %+v", w)
@@ -45,7 +45,7 @@ func TestCommandsSeenByFiles(t *testing.T) {
 	h.wantContent(ws, "f", "one\n")
 	fails(h, catalog.NotFound, catalog.FileRead, &catalog.FileReadRequest{WorkspaceSessionID: ws, Path: "d/new"})
 	h.sh(ws, "mkfifo steps")
-	run := h.background(ws, `exec 3>>f; echo two >&3; echo n >d/new; rm d/a; echo done; read x <steps; echo three >&3; echo done; read x <steps`)
+	run := h.background(ws, `exec 3>>f; echo two >&3; echo n >d/new; rm d/a; echo done; until read x <steps; do :; done; echo three >&3; echo done; until read x <steps; do :; done`)
 	run.says("done\n")
 	h.wantContent(ws, "f", "one\ntwo\n")
 	h.wantContent(ws, "d/new", "n\n")

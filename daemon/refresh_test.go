@@ -140,7 +140,7 @@ func TestOpenFiles(t *testing.T) {
 	// The command takes its steps from a fifo in the session.
 	h.sh(two, "mkfifo steps")
 	run := h.background(two, `exec 3>>log 4<read 5<gone 6>fresh; read a <&4; echo 1 >&3; echo f1 >&6; echo "$a"
-while read step <steps; do echo "$step" >&3; echo "f$step" >&6; echo "did $step"; [ "$step" != end ] || break; done
+while :; do read step <steps || continue; echo "$step" >&3; echo "f$step" >&6; echo "did $step"; [ "$step" != end ] || break; done
 cat <&4; cat <&5`)
 	run.says("first\n")
 	step := func(s string) {
@@ -217,7 +217,7 @@ func TestRefreshUnderWriter(t *testing.T) {
 	h := open(t, map[string]string{"log": "top\n2\n3\n4\n5\n"})
 	one, two := h.session(), h.session()
 	h.sh(two, "mkfifo steps; exec 3>>log; echo a >&3")
-	run := h.background(two, `exec 3>>log; echo ready; while read step <steps; do echo "$step" >&3; echo "did $step"; done`)
+	run := h.background(two, `exec 3>>log; echo ready; while :; do read step <steps || continue; echo "$step" >&3; echo "did $step"; done`)
 	run.says("ready\n")
 	h.sh(one, "sed -i 1s/top/head/ log")
 	h.publish(one)

@@ -151,7 +151,7 @@ func TestTakeover(t *testing.T) {
 	one, two := r.session(), r.session()
 	r.sh(one, "sed -i 1s/1/one/ f; mkfifo steps; mv d e; echo gone >tmp; rm tmp")
 	holderPID := must[catalog.ListWorkspaceSessionsResult](r.harness, catalog.ListWorkspaceSessions, nil).Sessions[0].HolderPID
-	run := r.background(one, `cd e; exec 3>>../f 4>../unlinked; rm ../unlinked; echo kept >&4; echo ready; while read step <../steps; do echo "$step" >&3; echo "did $step $(cat /proc/self/fd/4)"; [ "$step" != end ] || exit 5; done`)
+	run := r.background(one, `cd e; exec 3>>../f 4>../unlinked; rm ../unlinked; echo kept >&4; echo ready; while :; do read step <../steps || continue; echo "$step" >&3; echo "did $step $(cat /proc/self/fd/4)"; [ "$step" != end ] || exit 5; done`)
 	run.says("ready\n")
 	r.sh(two, "echo head >new")
 	r.publish(two)
