@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -39,13 +40,14 @@ type Exit struct {
 	UserTime   time.Duration
 	SysTime    time.Duration
 	MaxRSS     int64 // bytes
-	Lost       bool  // its stub was killed from inside the session: only the death is known
+	// Lost says that only the end is known: its stub was killed from inside the
+	// session, or it was about to start when the daemon was replaced, and failed.
+	Lost bool
 }
 
 // commandInfo is what the daemon knows of a command. exit is set before exited
 // is closed.
 type commandInfo struct {
-	pid    uint32
 	exit   Exit
 	exited chan struct{}
 	gone   chan struct{}
@@ -66,6 +68,9 @@ func (h *Holder) Exec(c Command) (pid int, err error) {
 	}
 	if c.Dir == "" {
 		c.Dir = h.state.Workspace
+	}
+	if !filepath.IsAbs(c.Dir) {
+		return 0, fmt.Errorf("command %s: directory %q: give an absolute path", c.ID, c.Dir)
 	}
 	spec, err := h.encode(c)
 	if err != nil {
@@ -142,7 +147,8 @@ func (h *Holder) encode(c Command) (int, error) {
 	return fd, nil
 }
 
-// known finds a command's record. The caller holds mu.
+// knownLocked finds a command's record. A daemon that adopts has none yet, and
+// makes one of whatever it is told.
 func (h *Holder) knownLocked(id string) *commandInfo {
 	if c := h.commands[id]; c != nil {
 		return c
@@ -158,9 +164,7 @@ func (h *Holder) knownLocked(id string) *commandInfo {
 func (h *Holder) startedBy(b wire.Started) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if c := h.knownLocked(b.ID); c != nil {
-		c.pid = b.Pid
-	}
+	h.knownLocked(b.ID)
 }
 
 func (h *Holder) exitedBy(b wire.Exited) {
@@ -180,6 +184,10 @@ func (h *Holder) goneBy(b wire.Gone) {
 	c := h.knownLocked(b.ID)
 	if c == nil || closed(c.gone) {
 		return
+	}
+	if !closed(c.exited) { // a start that another daemon asked for has failed
+		c.exit = Exit{Code: -1, Lost: true}
+		close(c.exited)
 	}
 	close(c.gone)
 	if c.acked {

@@ -23,9 +23,12 @@ type Config struct {
 	// nodes. It is used only by a root daemon, and only where the kernel
 	// cannot make an anonymous one.
 	RuntimeDir   string
-	Home         string  // HOME inside; chosen outside the workspace when empty
-	ScratchBytes uint64  // bound of /tmp, HOME, /run, /var and /dev/shm together; 2 GiB when 0
-	MaxProcesses uint32  // processes and threads of the session's commands; 4096 when 0
+	Home         string // HOME inside; chosen outside the workspace when empty
+	ScratchBytes uint64 // bound of /tmp, HOME, /run, /var and /dev/shm together; 2 GiB when 0
+	// MaxProcesses bounds the processes and threads of the session, counted in
+	// its own user namespace; 4096 when 0. The kernel does not hold a root
+	// daemon's single map to it.
+	MaxProcesses uint32
 	IDBase       uint32  // first host id of the 65536 that a root daemon maps; 0x70000000 when 0
 	Binary       *Binary // shared by all holders of a daemon; opened for this one when nil
 	// NoView mounts an empty tmpfs at Workspace in place of the view. It is

@@ -20,8 +20,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -123,9 +121,10 @@ func newHolder(conn *wire.Conn, ctl int, pfd *pidfd, s State) *Holder {
 func (h *Holder) run() {
 	h.wg.Go(h.listen)
 	h.wg.Go(func() {
-		h.pidfd.wait()
-		h.conn.Close() // duplicates elsewhere would keep listen from seeing the end
-		close(h.done)
+		if h.pidfd.wait() {
+			h.conn.Close() // duplicates elsewhere would keep listen from seeing the end
+			close(h.done)
+		}
 	})
 }
 
@@ -139,14 +138,12 @@ func (h *Holder) listen() {
 			err = h.take(p, fds)
 		}
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
-		err = ErrEnded
-	} else {
+	h.lostErr = ErrEnded
+	if errors.Is(err, wire.ErrFormat) || errors.Is(err, wire.ErrVersion) {
 		// What does not speak the protocol is not let live.
-		err = fmt.Errorf("%w: %w", ErrEnded, err)
+		h.lostErr = fmt.Errorf("%w: %w", ErrEnded, err)
 		h.pidfd.signal(unix.SIGKILL)
 	}
-	h.lostErr = err
 	close(h.lost)
 }
 
@@ -330,6 +327,17 @@ func (h *Holder) Syncfs(ctx context.Context) error {
 		return fmt.Errorf("sync the view: %w", err)
 	}
 	return nil
+}
+
+// Detach gives the holder up without ending it: duplicates of the control and
+// fuse descriptors keep the session for a daemon that adopts it. Without any,
+// the session ends. The Holder is of no more use.
+func (h *Holder) Detach() {
+	h.conn.Close()
+	h.pidfd.close()
+	h.wg.Wait()
+	h.closeFuse()
+	h.closeProc()
 }
 
 // Done is closed when the holder and everything in it has been reaped.

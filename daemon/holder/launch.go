@@ -58,8 +58,8 @@ func launch(ctx context.Context, c Config, m idmap, binds []wire.Bind) (*Holder,
 	began := time.Now()
 	setup := wire.Setup{
 		Session: c.Session, Workspace: c.Workspace, Home: c.Home,
-		Scratch: c.ScratchBytes, Processes: c.MaxProcesses,
-		NewNet: c.Network == "none", NoView: c.NoView, MultiID: m.name != mapSingle,
+		Scratch: c.ScratchBytes,
+		NewNet:  c.Network == "none", NoView: c.NoView, MultiID: m.name != mapSingle,
 	}
 	fds, err := hostFDs(c, m, binds, &setup)
 	defer wire.CloseAll(fds)
@@ -269,9 +269,7 @@ func Adopt(ctx context.Context, control, fuse int, s State) (*Holder, error) {
 		err = wire.ErrFormat
 	}
 	if err != nil {
-		conn.Close()
-		h.pidfd.abandon()
-		h.wg.Wait()
+		h.Detach()
 		return nil, fmt.Errorf("adopt holder %d: %w", s.Pid, err)
 	}
 	h.mu.Lock()
@@ -335,12 +333,16 @@ func newPidfd(fd, pid int) (*pidfd, error) {
 }
 
 // wait returns when the process has ended and is reaped, if it is ours to
-// reap. pid 1 of a namespace ends after everything else in there.
-func (p *pidfd) wait() {
-	p.raw.Read(func(fd uintptr) bool {
+// reap. pid 1 of a namespace ends after everything else in there. It is false
+// when p was closed instead.
+func (p *pidfd) wait() bool {
+	err := p.raw.Read(func(fd uintptr) bool {
 		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		return ready > 0 || err != nil && err != unix.EINTR
 	})
+	if err != nil {
+		return false
+	}
 	p.once.Do(func() {
 		for {
 			_, err := unix.Wait4(p.pid, nil, unix.WNOHANG, nil)
@@ -349,6 +351,7 @@ func (p *pidfd) wait() {
 			}
 		}
 	})
+	return true
 }
 
 // signal fails with ESRCH when the process is gone.
@@ -368,7 +371,5 @@ func (p *pidfd) end() {
 	p.close()
 }
 
-// abandon ends a wait while the process lives on.
-func (p *pidfd) abandon() { p.file.Close() }
-
+// close ends a wait too.
 func (p *pidfd) close() { p.file.Close() }

@@ -383,3 +383,53 @@ func TestSubids(t *testing.T) {
 		}
 	}
 }
+
+func TestAdoptionWhileACommandStarts(t *testing.T) {
+	h, err := Start(patience(t), Config{Session: "view", Workspace: "/tmp/ws"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Ready(patience(t)); err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := h.Exec(Command{ID: "starting", Argv: []string{"true"}}) // waits for the view
+		answered <- err
+	}()
+	for h.Kill("starting", 0) != nil { // until the holder has heard of it
+	}
+	dup := func(fd int) int {
+		t.Helper()
+		fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	control, fuse := dup(h.ControlFD()), dup(h.FuseFD())
+	h.Detach()
+	if err := <-answered; !errors.Is(err, ErrEnded) {
+		t.Errorf("the first daemon was told %v", err)
+	}
+	next, err := Adopt(patience(t), control, fuse, h.State())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := next.Commands(); !slices.Equal(got, []string{"starting"}) {
+		t.Errorf("commands after adoption: %v", got)
+	}
+	for { // its child may not have been there to be killed
+		if err := next.Kill("starting", unix.SIGKILL); errors.Is(err, ErrNoCommand) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if exit, err := next.Wait(patience(t), "starting"); err != nil || !exit.Lost {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	if err := errors.Join(next.WaitTree(patience(t), "starting"), next.Close()); err != nil {
+		t.Error(err)
+	}
+}

@@ -192,6 +192,7 @@ func TestStartsThatFail(t *testing.T) {
 		{"not executable", Command{Argv: []string{"/tmp/plain"}}, unix.EACCES, "execute /tmp/plain"},
 		{"not executable in PATH", Command{Argv: []string{"plain"}, Env: []string{"PATH=/tmp"}}, unix.EACCES, "find the program plain"},
 		{"raising a limit", Command{Argv: []string{"true"}, Rlimits: []Rlimit{{unix.RLIMIT_NPROC, 1 << 40, 1 << 41}, {unix.RLIMIT_NPROC, 9, 3}}}, unix.EINVAL, "limit"},
+		{"relative directory", Command{Argv: []string{"true"}, Dir: "tmp"}, nil, "absolute"},
 		{"no argv", Command{}, nil, "empty"},
 		{"NUL", Command{Argv: []string{"a\x00b"}}, nil, "NUL"},
 	} {

@@ -50,6 +50,7 @@ type command struct {
 	exit    *wire.Exited
 	acked   bool
 	gone    bool
+	told    bool // an adopting daemon heard of it before it ran
 
 	clean  bool          // the stub ended as it should
 	reaped chan struct{} // closed when the stub has been
@@ -272,6 +273,7 @@ func (s *server) finish(c *command) {
 		c.exit = &wire.Exited{ID: c.id, Status: uint32(unix.SIGKILL), Lost: true}
 		lost = *c.exit
 	}
+	told := c.told
 	waiting, answer := c.takeWaiting()
 	s.mu.Unlock()
 	for _, seq := range waiting {
@@ -281,6 +283,9 @@ func (s *server) finish(c *command) {
 		s.send(0, lost)
 	}
 	if !ran {
+		if told {
+			s.send(0, wire.Gone{ID: c.id})
+		}
 		return
 	}
 
@@ -441,9 +446,7 @@ func (s *server) resync(seq uint64) {
 	s.mu.Lock()
 	var tell []wire.Body
 	for _, c := range s.commands {
-		if c.pid == 0 {
-			continue
-		}
+		c.told = c.pid == 0 // if it fails yet, Gone will say so
 		tell = append(tell, c.answer())
 		if c.exit != nil {
 			tell = append(tell, *c.exit)

@@ -79,8 +79,7 @@ type Setup struct {
 	Workspace string
 	Home      string
 	Scratch   uint64 // bytes
-	Processes uint32
-	NewNet    bool // the network namespace is the session's own
+	NewNet    bool   // the network namespace is the session's own
 	NoView    bool
 	FuseNode  bool
 	MultiID   bool // ids other than 0 exist inside
@@ -139,7 +138,8 @@ type Failed struct {
 }
 
 // Started says that a command runs. Stub is the inner pid of its stub, Pid its
-// own. The holder answers Exec with it; the stub tells the holder with it.
+// own, 0 while it is still on its way (on Resync only). The holder answers Exec
+// with it; the stub tells the holder with it.
 type Started struct {
 	ID        string
 	Stub, Pid uint32
@@ -155,7 +155,8 @@ type Exited struct {
 	Lost       bool   // the stub died and took the status with it
 }
 
-// Gone says that nothing of a command lives any more, stub included.
+// Gone says that nothing of a command lives any more, stub included. Without an
+// Exited before it, the command never ran.
 type Gone struct{ ID string }
 
 // Reply answers Kill, Sync and Resync; Errno 0 is success.
@@ -181,7 +182,6 @@ func (b Setup) encode(e *encoder) {
 	e.str(b.Workspace)
 	e.str(b.Home)
 	e.u64(b.Scratch)
-	e.u32(b.Processes)
 	for _, flag := range []bool{b.NewNet, b.NoView, b.FuseNode, b.MultiID} {
 		e.bool(flag)
 	}
@@ -196,8 +196,8 @@ func (b Setup) encode(e *encoder) {
 func decodeSetup(d *decoder) Setup {
 	b := Setup{
 		Session: d.id(), Workspace: d.str(MaxPath), Home: d.str(MaxPath),
-		Scratch: d.u64(), Processes: d.u32(),
-		NewNet: d.bool(), NoView: d.bool(), FuseNode: d.bool(), MultiID: d.bool(),
+		Scratch: d.u64(),
+		NewNet:  d.bool(), NoView: d.bool(), FuseNode: d.bool(), MultiID: d.bool(),
 	}
 	for range d.count(MaxBinds, 9) {
 		b.Binds = append(b.Binds, Bind{Path: d.str(MaxPath), Mount: d.bool(), Link: d.str(MaxPath)})

@@ -25,7 +25,7 @@ func bodies() *rapid.Generator[Body] {
 		switch rapid.IntRange(0, 13).Draw(t, "kind") {
 		case 0:
 			b := Setup{
-				Session: name, Workspace: str(), Home: str(), Scratch: u64(), Processes: u32(),
+				Session: name, Workspace: str(), Home: str(), Scratch: u64(),
 				NewNet: flag(), NoView: flag(), FuseNode: flag(), MultiID: flag(),
 			}
 			for range rapid.IntRange(0, 5).Draw(t, "binds") {
@@ -167,8 +167,12 @@ func TestRefusals(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	for _, b := range []Body{
-		Setup{Session: "s", Binds: []Bind{{Path: "/usr"}}}, Kill{ID: "a"}, Ready{Stages: []Stage{{"x", 1}}},
-		Failed{Step: "a", Text: "b"}, Exited{ID: "a"}, Reply{},
+		Setup{Session: "s", Binds: []Bind{{Path: "/usr"}}},
+		Kill{ID: "a"},
+		Ready{Stages: []Stage{{"x", 1}}},
+		Failed{Step: "a", Text: "b"},
+		Exited{ID: "a"},
+		Reply{},
 	} {
 		f.Add(Append(nil, Packet{Seq: 7, Body: b}))
 	}
