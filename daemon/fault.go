@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -85,7 +86,7 @@ func kindOf(err error) catalog.Kind {
 	switch {
 	case is(syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, tree.ErrNoSpace, tree.ErrQuota, tree.ErrTooBig, session.ErrTooManyCommands):
 		return catalog.ResourceExhausted
-	case is(store.ErrBroken, store.ErrClosed, session.ErrEnding, holder.ErrEnded, holder.ErrStuck, holder.ErrNoCommand):
+	case is(store.ErrBroken, store.ErrClosed, session.ErrEnding, os.ErrClosed, holder.ErrEnded, holder.ErrStuck, holder.ErrNoCommand):
 		return catalog.PreconditionFailed
 	case is(tree.ErrNotExist, tree.ErrStale):
 		return catalog.NotFound

@@ -127,6 +127,8 @@ func checkRoot(root string) (string, error) {
 		return "", catalog.Errorf(catalog.InvalidRequest, "workspace root %q: %w", root, err)
 	case real == "/":
 		return "", catalog.Errorf(catalog.InvalidRequest, "workspace root %q is the root of the host: name a directory beneath it", root)
+	case beneath(real, "/proc") || beneath(real, "/sys") || beneath(real, "/dev"):
+		return "", catalog.Errorf(catalog.InvalidRequest, "workspace root %q shows the host's kernel and devices, not files: name another directory", root)
 	}
 	st, err := os.Stat(real)
 	switch {
@@ -509,12 +511,24 @@ func (s *sandbox) relative(p string) (string, error) {
 // history shows a store to the sessions on it.
 type history struct{ s *store.Store }
 
-func (h history) LeaseHead() (session.Lease, error) { return h.s.LeaseHead() }
+func (h history) LeaseHead() (session.Lease, error) { return leased(h.s.LeaseHead()) }
 
-func (h history) Lease(n uint64) (session.Lease, error) { return h.s.Lease(n) }
+func (h history) Lease(n uint64) (session.Lease, error) { return leased(h.s.Lease(n)) }
+
+// leased keeps a nil lease from becoming an interface that is not nil.
+func leased(l *store.Lease, err error) (session.Lease, error) {
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
 
 func (h history) Seal(build func(*layerfmt.Writer) error) (session.Sealed, error) {
-	return h.s.Seal(build)
+	l, err := h.s.Seal(build)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 func (h history) Advance(parent uint64, l session.Sealed, m session.Meta) (session.Commit, bool, error) {
@@ -524,11 +538,6 @@ func (h history) Advance(parent uint64, l session.Sealed, m session.Meta) (sessi
 	}
 	c, won, err := h.s.Advance(parent, sealed, store.CommitMeta(m))
 	return session.Commit{Number: c.Number, StoredBytes: c.StoredBytes}, won, err
-}
-
-func (h history) Origin(n uint64) (session.Meta, error) {
-	c, err := h.s.Commit(n)
-	return session.Meta(c.CommitMeta), err
 }
 
 func (h history) AllocInos(n uint64) (tree.Ino, error) { return h.s.AllocInos(n) }

@@ -31,12 +31,13 @@ type Operation struct {
 // opTable numbers the operations of one workspace, in a file of JSON lines that
 // a crash can only cut at its end. Numbers start at 1; 0 means "not known".
 type opTable struct {
-	mu    sync.Mutex
-	end   int64              // guarded by mu; where the last whole line ends
-	file  *os.File           // guarded by mu
-	list  []Operation        // guarded by mu; list[i].Number == i+1
-	byID  map[string]tree.Op // guarded by mu
-	byCmd sync.Map           // command id -> tree.Op, read for every request of the kernel
+	mu     sync.Mutex
+	closed bool               // guarded by mu
+	end    int64              // guarded by mu; where the last whole line ends
+	file   *os.File           // guarded by mu
+	list   []Operation        // guarded by mu; list[i].Number == i+1
+	byID   map[string]tree.Op // guarded by mu
+	byCmd  sync.Map           // command id -> tree.Op, read for every request of the kernel
 }
 
 func openOps(path string) (*opTable, error) {
@@ -103,6 +104,9 @@ func (t *opTable) reserve(last tree.Op) error {
 }
 
 func (t *opTable) appendLocked(op Operation) (Operation, error) {
+	if t.closed {
+		return op, ErrEnding
+	}
 	op.Number = tree.Op(len(t.list) + 1)
 	line, err := json.Marshal(op)
 	if err != nil {
@@ -163,7 +167,16 @@ func (t *opTable) bind(command, operation string) {
 	}
 }
 
-func (t *opTable) close() error { return t.file.Close() }
+// close refuses further operations.
+func (t *opTable) close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.closed = true
+	return t.file.Close()
+}
 
 // owner says who wrote a line: this workspace's session and operation, or for
 // the hidden workspace of a sessionless file operation just the operation.

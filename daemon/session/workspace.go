@@ -42,8 +42,6 @@ type History interface {
 	// Advance appends the commit after parent; won is false when the head is
 	// another one by now.
 	Advance(parent uint64, l Sealed, m Meta) (c Commit, won bool, err error)
-	// Origin says who made a commit.
-	Origin(commit uint64) (Meta, error)
 	AllocInos(n uint64) (first tree.Ino, err error)
 }
 

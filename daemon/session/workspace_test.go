@@ -471,3 +471,48 @@ func TestStatesOverlap(t *testing.T) {
 		}
 	}
 }
+
+// TestAttributesPublished publishes extended attributes alone, keeps those of
+// both sides, and refuses one with two values.
+func TestAttributesPublished(t *testing.T) {
+	h := newHistory(t, map[string]string{"f": "1\n"})
+	a, b := newAgent(t, h, "a"), newAgent(t, h, "b")
+	set := func(w *agent, name, value string) {
+		t.Helper()
+		n, err := Walk(w.Tree(0, Unrecorded{}), "f")
+		check(t, err)
+		check(t, w.fs.SetXattr(overlay.Caller{Op: w.op().Number}, n.Ino, name, []byte(value), 0))
+	}
+	set(a, "user.a", "1")
+	set(b, "user.b", "2")
+	b.overwriteInPlace("f", "1\n2\n")
+	if p := a.publishes(); p.Commit != 1 {
+		t.Errorf("published %+v", p)
+	}
+	b.publishes()
+	l, err := h.LeaseHead()
+	check(t, err)
+	defer l.Release()
+	n, err := Walk(AtCommit(l), "f")
+	check(t, err)
+	got := ""
+	for _, x := range n.Xattrs {
+		got += x.Name + "=" + string(x.Value) + " "
+	}
+	if got != "user.a=1 user.b=2 " {
+		t.Errorf("the head has attributes %s", got)
+	}
+	content, who := headBlame(t, h, "f")
+	if content != "1\n2\n" || !slices.Equal(who, []string{"", "b"}) {
+		t.Errorf("the head holds %q of %q", content, who)
+	}
+	a.refreshes()
+	set(a, "user.b", "mine")
+	set(b, "user.b", "yours")
+	b.publishes()
+	_, err = a.publish()
+	c, ok := errors.AsType[*ConflictError](err)
+	if !ok || len(c.Conflicts) != 1 || c.Conflicts[0].Kind != "xattr" {
+		t.Errorf("published: %+v, %v", c, err)
+	}
+}

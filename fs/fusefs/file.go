@@ -53,7 +53,7 @@ func (v *view) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fu
 		return v.created(h, ino, op, in.Flags, out)
 	}
 	c := v.caller(h, op)
-	a, err := v.fs.Create(c, dir, name, in.Mode&07777)
+	a, err := v.fs.Create(c, dir, name, in.Mode&0o7777)
 	if errors.Is(err, tree.ErrExist) && in.Flags&syscall.O_EXCL == 0 {
 		// Made from elsewhere since the kernel looked: then this is an open.
 		return v.createExisting(in, name, op, out)
@@ -108,7 +108,7 @@ func (v *view) truncate(h *fuse.InHeader, ino tree.Ino, op tree.Op, flags uint32
 func (v *view) Tmpfile(_ <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
 	h := &in.InHeader
 	op := v.begin(h)
-	a, err := v.fs.Tmpfile(v.caller(h, op), tree.Ino(in.NodeId), in.Mode&07777)
+	a, err := v.fs.Tmpfile(v.caller(h, op), tree.Ino(in.NodeId), in.Mode&0o7777)
 	if err != nil {
 		return v.fail(h, err)
 	}

@@ -169,11 +169,15 @@ func TestRequestsPerCall(t *testing.T) {
 				{"close of a written file", func() { must(t, unix.Close(fd)) }, with(nil, requests{"RELEASE": 1})},
 				// With default_permissions the kernel checks a directory that
 				// it knows to have changed against fresh attributes.
-				{"open for writing in a changed directory, and close", func() { must(t, unix.Close(open(p("new"), unix.O_WRONLY))) },
-					with(requests{"GETATTR": 1}, requests{"OPEN": 1, "RELEASE": 1})},
+				{
+					"open for writing in a changed directory, and close", func() { must(t, unix.Close(open(p("new"), unix.O_WRONLY))) },
+					with(requests{"GETATTR": 1}, requests{"OPEN": 1, "RELEASE": 1}),
+				},
 				{"open for writing and close", func() { must(t, unix.Close(open(p("new"), unix.O_WRONLY))) }, with(nil, requests{"OPEN": 1, "RELEASE": 1})},
-				{"truncating open", func() { must(t, unix.Close(open(p("new"), unix.O_WRONLY|unix.O_TRUNC))) },
-					with(requests{"SETATTR": 1}, requests{"OPEN": 1, "RELEASE": 1})},
+				{
+					"truncating open", func() { must(t, unix.Close(open(p("new"), unix.O_WRONLY|unix.O_TRUNC))) },
+					with(requests{"SETATTR": 1}, requests{"OPEN": 1, "RELEASE": 1}),
+				},
 				{"mkdir", func() { must(t, unix.Mkdir(p("dir"), 0o755)) }, requests{"LOOKUP": 1, "MKDIR": 1}},
 				{"rename", func() { must(t, unix.Rename(p("new"), p("old"))) }, requests{"GETATTR": 1, "LOOKUP": 1, "RENAME": 1}},
 				{"unlink", func() { must(t, unix.Unlink(p("old"))) }, requests{"GETATTR": 1, "UNLINK": 1, "FORGET": 1}},
@@ -544,9 +548,13 @@ func TestOperationOfEachRequest(t *testing.T) {
 		return true
 	}))
 	for _, want := range []seen{
-		{1, access.Absent, "one"}, {1, access.Create, "one"}, {1, access.Write, "one"},
+		{1, access.Absent, "one"},
+		{1, access.Create, "one"},
+		{1, access.Write, "one"},
 		{2, access.Write, "one"},
-		{3, access.Lookup, "lower"}, {3, access.Lookup, "a.txt"}, {3, access.Read, "lower/a.txt"},
+		{3, access.Lookup, "lower"},
+		{3, access.Lookup, "a.txt"},
+		{3, access.Read, "lower/a.txt"},
 		{4, access.Absent, "absent"},
 	} {
 		if !got[want] {
@@ -636,11 +644,18 @@ func TestRecordOfChanges(t *testing.T) {
 		return true
 	}))
 	for _, want := range []seen{
-		{access.Create, 0, dir, "d"}, {access.Create, 0, dir, "s"}, {access.Create, 0, dir, "fifo"},
+		{access.Create, 0, dir, "d"},
+		{access.Create, 0, dir, "s"},
+		{access.Create, 0, dir, "fifo"},
 		{access.Link, inos["a.txt"], dir, "l"},
-		{access.Attr, inos["a.txt"], 0, ""}, {access.Attr, inos["big"], 0, ""}, {access.Write, inos["big"], 0, ""},
-		{access.Rename, inos["a.txt"], dir, "l"}, {access.Rename, inos["a.txt"], dir, "sym"}, {access.Remove, 0, dir, "sym"},
-		{access.Remove, 0, dir, "d"}, {access.List, inos["sub"], 0, ""},
+		{access.Attr, inos["a.txt"], 0, ""},
+		{access.Attr, inos["big"], 0, ""},
+		{access.Write, inos["big"], 0, ""},
+		{access.Rename, inos["a.txt"], dir, "l"},
+		{access.Rename, inos["a.txt"], dir, "sym"},
+		{access.Remove, 0, dir, "sym"},
+		{access.Remove, 0, dir, "d"},
+		{access.List, inos["sub"], 0, ""},
 	} {
 		if !got[want] {
 			t.Errorf("%v is not in the record", want)

@@ -262,17 +262,21 @@ func TestUnansweredRequests(t *testing.T) {
 				t.Errorf("reads %q", got)
 			}
 		}},
-		{"link", "Link", create("a"), func(p func(string) string) error { return unix.Link(p("a"), p("b")) },
+		{
+			"link", "Link", create("a"), func(p func(string) string) error { return unix.Link(p("a"), p("b")) },
 			func(t *testing.T, p func(string) string) {
 				var st unix.Stat_t
 				must(t, unix.Stat(p("b"), &st))
 				if st.Nlink != 2 {
 					t.Errorf("%d links", st.Nlink)
 				}
-			}},
+			},
+		},
 		{"unlink", "Unlink", create("a"), func(p func(string) string) error { return unix.Unlink(p("a")) }, exists()},
-		{"rmdir", "Rmdir", func(p func(string) string) error { return unix.Mkdir(p("d"), 0o755) },
-			func(p func(string) string) error { return unix.Rmdir(p("d")) }, exists()},
+		{
+			"rmdir", "Rmdir", func(p func(string) string) error { return unix.Mkdir(p("d"), 0o755) },
+			func(p func(string) string) error { return unix.Rmdir(p("d")) }, exists(),
+		},
 		{"rename", "Rename", create("a"), rename("a", "b", 0), exists("b")},
 		{"rename over", "Rename", create("a", "b"), rename("a", "b", 0), func(t *testing.T, p func(string) string) {
 			exists("b")(t, p)
@@ -300,12 +304,14 @@ func TestUnansweredRequests(t *testing.T) {
 			}
 			return err
 		}, exists()},
-		{"open, truncating", "Open", nil, func(p func(string) string) error { return os.WriteFile(p("lower/a.txt"), []byte("new"), 0o644) },
+		{
+			"open, truncating", "Open", nil, func(p func(string) string) error { return os.WriteFile(p("lower/a.txt"), []byte("new"), 0o644) },
 			func(t *testing.T, p func(string) string) {
 				if got := readFile(t, p("lower/a.txt")); got != "new" {
 					t.Errorf("reads %q", got)
 				}
-			}},
+			},
+		},
 		{"append", "Write", nil, func(p func(string) string) error {
 			fd, err := unix.Open(p("lower/a.txt"), unix.O_WRONLY|unix.O_APPEND|unix.O_CLOEXEC, 0)
 			if err != nil {

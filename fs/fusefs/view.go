@@ -273,7 +273,7 @@ func (v *view) Mknod(_ <-chan struct{}, in *fuse.MknodIn, name string, out *fuse
 	if !ok {
 		return fuse.EINVAL
 	}
-	a, err := v.fs.Mknod(v.caller(&in.InHeader, op), dir, name, kind, in.Mode&07777, in.Rdev)
+	a, err := v.fs.Mknod(v.caller(&in.InHeader, op), dir, name, kind, in.Mode&0o7777, in.Rdev)
 	if err != nil {
 		return v.fail(&in.InHeader, err)
 	}
@@ -285,7 +285,7 @@ func (v *view) Mkdir(_ <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse
 	if ino, ok := v.done(&in.InHeader); ok {
 		return v.madeBefore(&in.InHeader, out, ino)
 	}
-	a, err := v.fs.Mkdir(v.caller(&in.InHeader, op), dir, name, in.Mode&07777)
+	a, err := v.fs.Mkdir(v.caller(&in.InHeader, op), dir, name, in.Mode&0o7777)
 	if err != nil {
 		return v.fail(&in.InHeader, err)
 	}

@@ -47,17 +47,37 @@ func TestHashVectors(t *testing.T) {
 		{"empty", 0, nil, nil, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
 		{"empty without data", 0, []tree.Range{}, nil, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
 		{"dense", 6, nil, map[uint64]string{0: "hello\n"}, "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"},
-		{"dense by pieces", 6, []tree.Range{{Start: 0, End: 2}, {Start: 2, End: 2}, {Start: 2, End: 9}}, map[uint64]string{0: "hello\n"},
-			"5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"},
+		{
+			"dense by pieces", 6,
+			[]tree.Range{{Start: 0, End: 2}, {Start: 2, End: 2}, {Start: 2, End: 9}},
+			map[uint64]string{0: "hello\n"},
+			"5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03",
+		},
 		{"all hole", 100_000, []tree.Range{}, nil, "5cd3075006fcdfc3d1cd5202b7e5b66bcfb9cf639771d6cd41926a444abdf412"},
-		{"hole at the end", 8, []tree.Range{{Start: 0, End: 5}}, map[uint64]string{0: "01234"},
-			"73d860290e54dacf98a69e4ae13c091c982ffbb13113b994962e3b85d84deb10"},
-		{"hole at the start, cut off", 10, []tree.Range{{Start: 8, End: 99}, {Start: 99, End: 100}}, map[uint64]string{8: "89"},
-			"58837e5daa9bae310a0bfcd3c4b9eaac52254109684b0141fd959bbc53b2c87f"},
-		{"two ranges", 10, []tree.Range{{Start: 1, End: 1}, {Start: 2, End: 3}, {Start: 3, End: 4}, {Start: 6, End: 8}},
-			map[uint64]string{2: "23", 6: "67"}, "3f774105e6054ea3c47876798cb5d30f93834e3762a1c651b5e706454904d25e"},
-		{"a terabyte", tera, []tree.Range{{Start: 4096, End: 4099}, {Start: tera - 3, End: tera}},
-			map[uint64]string{4096: "one", tera - 3: "two"}, "29a82d4eca0393d20cee34ff5a083bf3c91da2096dc7387f19ce0dc24c7f96d0"},
+		{
+			"hole at the end", 8,
+			[]tree.Range{{Start: 0, End: 5}},
+			map[uint64]string{0: "01234"},
+			"73d860290e54dacf98a69e4ae13c091c982ffbb13113b994962e3b85d84deb10",
+		},
+		{
+			"hole at the start, cut off", 10,
+			[]tree.Range{{Start: 8, End: 99}, {Start: 99, End: 100}},
+			map[uint64]string{8: "89"},
+			"58837e5daa9bae310a0bfcd3c4b9eaac52254109684b0141fd959bbc53b2c87f",
+		},
+		{
+			"two ranges", 10,
+			[]tree.Range{{Start: 1, End: 1}, {Start: 2, End: 3}, {Start: 3, End: 4}, {Start: 6, End: 8}},
+			map[uint64]string{2: "23", 6: "67"},
+			"3f774105e6054ea3c47876798cb5d30f93834e3762a1c651b5e706454904d25e",
+		},
+		{
+			"a terabyte", tera,
+			[]tree.Range{{Start: 4096, End: 4099}, {Start: tera - 3, End: tera}},
+			map[uint64]string{4096: "one", tera - 3: "two"},
+			"29a82d4eca0393d20cee34ff5a083bf3c91da2096dc7387f19ce0dc24c7f96d0",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tree.HashContent(t.Context(), islands{t, tc.at}, tc.size, tc.data)
