@@ -2,6 +2,8 @@ package daemon_test
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -307,7 +309,7 @@ func TestDestroyLeavesNothing(t *testing.T) {
 			t.Errorf("%s is in the session's mount namespace", p)
 		}
 	}
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s: %v", dir, err)
 	}
 	snap := must[catalog.SnapshotResult](h, catalog.Snapshot, nil).Sandboxes[0]

@@ -2,7 +2,9 @@ package daemon_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -288,7 +290,7 @@ func TestRestartFromImage(t *testing.T) {
 	if out, err := exec.Command("cp", "-a", h.state, image).CombinedOutput(); err != nil && !strings.Contains(string(out), "gateway.sock") {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if err := os.Remove(filepath.Join(image, config.SocketName)); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(filepath.Join(image, config.SocketName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
 	h.stop()

@@ -51,7 +51,6 @@ type judge struct {
 	reported  map[tree.Ino]bool // session inodes that have a modify/delete conflict
 	merged    map[string]bool
 	converged map[string]bool
-	timeOnly  int
 }
 
 func newJudge(base View, baseCommit uint64, head HeadView, session View, d Delta, o Options) *judge {
