@@ -9,12 +9,17 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"ephemeral-sandbox/fs/overlay"
 )
 
 // The guard is the parent of the process that runs the tests. It serves nothing,
@@ -114,7 +119,11 @@ func guardTests() (code int, err error) {
 		return 1, err
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), roleVar+"="+roleTests)
+	role := roleTests
+	if os.Getenv(stuckVar) != "" {
+		role = roleStuck
+	}
+	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.ExtraFiles = []*os.File{tell, answers}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -205,5 +214,103 @@ func (g *guard) abort(id, why string) {
 	err := os.WriteFile(filepath.Join(g.ctl, id, "abort"), []byte("1"), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		fmt.Fprintln(os.Stderr, err)
+	}
+}
+
+// stuckVar names the directory in which a process that gets stuck says who it
+// is.
+const stuckVar = "FUSEFS_TEST_STUCK"
+
+// stuckMain serves a view and is killed together with a child that has a file
+// of the view open and the last copy of /dev/fuse. The child cannot die: closing
+// the file asks the view.
+func stuckMain() {
+	err := getStuck(os.Getenv(stuckVar))
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func getStuck(dir string) error {
+	m := &mounted{dir: filepath.Join(dir, "view")}
+	if err := os.Mkdir(m.dir, 0o755); err != nil {
+		return err
+	}
+	var err error
+	if m.fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if err := unix.Mount("sandbox", m.dir, "fuse.sandbox", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", m.fd)); err != nil {
+		return err
+	}
+	id, err := m.connection()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(guarded("begin", id), os.WriteFile(filepath.Join(dir, "connection"), []byte(id), 0o600)); err != nil {
+		return err
+	}
+	alloc, err := allocator(filepath.Join(dir, "inos"))
+	if err != nil {
+		return err
+	}
+	fs, err := overlay.Open(overlay.Options{Dir: filepath.Join(dir, "upper"), Lower: sampleLower(), NewIno: alloc})
+	if err != nil {
+		return err
+	}
+	if _, err := Serve(Options{FS: fs, FD: m.fd}); err != nil {
+		return err
+	}
+	fd, err := unix.Open(filepath.Join(m.dir, "file"), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return err
+	}
+	debug.SetGCPercent(-1) // nothing may stop this process while it forks: the child asks it
+	child := exec.Command("sh", "-c", "read x")
+	child.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), "file"), os.NewFile(uintptr(m.fd), "/dev/fuse")}
+	if _, err := child.StdinPipe(); err != nil {
+		return err
+	}
+	if err := child.Start(); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "pid"), fmt.Append(nil, child.Process.Pid), 0o600); err != nil {
+		return err
+	}
+	return unix.Kill(unix.Getpid(), unix.SIGKILL) // the child's input ends
+}
+
+// TestGuard leaves a process stuck on a view that nobody serves any more. A
+// guard of its own must free it.
+func TestGuard(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleVar+"=", stuckVar+"="+dir)
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	read := func(name string) string {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		must(t, err)
+		return string(b)
+	}
+	// Should that guard have failed, ours frees it.
+	must(t, guarded("begin", read("connection")))
+	defer func() {
+		if err := guarded("end", read("connection")); err != nil {
+			t.Error(err)
+		}
+	}()
+	pid, err := strconv.Atoi(read("pid"))
+	must(t, err)
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return
+	}
+	must(t, err)
+	defer unix.Close(fd)
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 20_000); n != 1 {
+		t.Errorf("process %d is stuck: %v", pid, err)
 	}
 }

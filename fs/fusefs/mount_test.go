@@ -42,6 +42,7 @@ const (
 	roleTests = "tests"
 	roleServe = "serve"
 	roleTool  = "tool"
+	roleStuck = "stuck" // what the guard runs in place of the tests when stuckVar is set
 )
 
 func TestMain(m *testing.M) {
@@ -52,6 +53,8 @@ func TestMain(m *testing.M) {
 		serveMain()
 	case roleTool:
 		toolMain()
+	case roleStuck:
+		stuckMain()
 	case roleTests:
 		os.Exit(m.Run())
 	default:
