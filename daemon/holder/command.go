@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,10 +21,16 @@ type Command struct {
 	Argv []string // Argv[0] is looked up in Env's PATH when it has no slash
 	Env  []string // all of it: nothing is added
 	Dir  string   // absolute path inside; the workspace when empty
-	// Stdin, Stdout and Stderr are what the command gets; nil is /dev/null.
-	// They stay the caller's, who may close them when Exec returns.
+	// Stdin is read from its offset on; Stdout and Stderr are written as they
+	// are opened. Of a regular file the command sees only a pipe, which its stub
+	// empties or fills, also while no daemon runs; anything else is the
+	// command's own. nil is /dev/null. They stay the caller's, who may close
+	// them when Exec returns.
 	Stdin, Stdout, Stderr *os.File
-	Rlimits               []Rlimit
+	// OutputBytes bounds how much the files of Stdout and Stderr take each; 0
+	// is no bound. What the command prints beyond is read and dropped.
+	OutputBytes int64
+	Rlimits     []Rlimit
 }
 
 // Rlimit is one resource limit of a command, as setrlimit(2) has it.
@@ -43,6 +50,13 @@ type Exit struct {
 	// Lost says that only the end is known: its stub was killed from inside the
 	// session, or it was about to start when the daemon was replaced, and failed.
 	Lost bool
+	// StdoutDropped and StderrDropped say how many bytes the files lack at the
+	// command's end, because of OutputBytes or because the file failed. A file
+	// is always the beginning of what was printed.
+	StdoutDropped, StderrDropped int64
+	// StreamErr is the first failure of a stream's file: ENOSPC when the disk
+	// was full. 0 is none. An input whose file fails ends early.
+	StreamErr unix.Errno
 }
 
 // commandInfo is what the daemon knows of a command. exit is set before exited
@@ -65,6 +79,9 @@ func newCommandInfo() *commandInfo {
 func (h *Holder) Exec(c Command) (pid int, err error) {
 	if !wire.ValidID(c.ID) {
 		return 0, fmt.Errorf("command id %q: use 1 to %d letters, digits or . _ : -", c.ID, wire.MaxID)
+	}
+	if c.OutputBytes < 0 {
+		return 0, fmt.Errorf("command %s: %d output bytes: %w", c.ID, c.OutputBytes, unix.EINVAL)
 	}
 	if c.Dir == "" {
 		c.Dir = h.state.Workspace
@@ -125,7 +142,9 @@ func (h *Holder) encode(c Command) (int, error) {
 		limits = slices.DeleteFunc(limits, func(have wire.Limit) bool { return have.Resource == uint32(l.Resource) })
 		limits = append(limits, wire.Limit{Resource: uint32(l.Resource), Soft: l.Soft, Hard: l.Hard})
 	}
-	spec := wire.AppendCommand(nil, wire.Command{Argv: c.Argv, Env: c.Env, Dir: c.Dir, Limits: limits})
+	spec := wire.AppendCommand(nil, wire.Command{
+		Argv: c.Argv, Env: c.Env, Dir: c.Dir, Limits: limits, Output: uint64(c.OutputBytes),
+	})
 	if _, err := wire.ParseCommand(spec); err != nil {
 		return -1, fmt.Errorf("command %s: its arguments, environment, directory or limits are too many, too large, empty or hold a NUL: %w", c.ID, err)
 	}
@@ -211,6 +230,10 @@ func exitOf(b wire.Exited) Exit {
 		SysTime:  time.Duration(b.SysMicros) * time.Microsecond,
 		MaxRSS:   int64(b.MaxRSS << 10),
 		Lost:     b.Lost,
+
+		StdoutDropped: int64(min(b.StdoutDropped, math.MaxInt64)),
+		StderrDropped: int64(min(b.StderrDropped, math.MaxInt64)),
+		StreamErr:     unix.Errno(b.StreamErrno),
 	}
 	switch status := unix.WaitStatus(b.Status); {
 	case status.Exited():
@@ -224,7 +247,8 @@ func exitOf(b wire.Exited) Exit {
 	return e
 }
 
-// Wait waits for a command to end. It may be called any number of times until
+// Wait waits for a command to end; what the command itself has printed is in
+// its files then, what its descendants go on printing follows. It may be called any number of times until
 // Ack. Descendants may outlive the command: see WaitTree.
 func (h *Holder) Wait(ctx context.Context, id string) (Exit, error) {
 	c, err := h.waitFor(ctx, id, func(c *commandInfo) chan struct{} { return c.exited })
@@ -234,7 +258,8 @@ func (h *Holder) Wait(ctx context.Context, id string) (Exit, error) {
 	return c.exit, nil
 }
 
-// WaitTree waits until nothing that the command started lives any more.
+// WaitTree waits until nothing that the command started lives any more, and all
+// they printed is in the files.
 func (h *Holder) WaitTree(ctx context.Context, id string) error {
 	_, err := h.waitFor(ctx, id, func(c *commandInfo) chan struct{} { return c.gone })
 	return err

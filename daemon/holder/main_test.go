@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -87,34 +87,15 @@ type result struct {
 	stdout, stderr string
 }
 
-// spawn starts c with its output into buffers; the function it returns waits
-// for the command and for the ends of its output.
+// spawn starts c with its output into files; the function it returns waits for
+// the command and reads them.
 func spawn(t *testing.T, h *Holder, c Command) (pid int, wait func() result) {
 	t.Helper()
-	var r result
-	var wg sync.WaitGroup
-	collect := func(into *string) *os.File {
-		in, out, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		wg.Go(func() {
-			defer in.Close()
-			all, err := io.ReadAll(in)
-			if err != nil {
-				t.Error(err)
-			}
-			*into = string(all)
-		})
-		return out
-	}
-	c.Stdout, c.Stderr = collect(&r.stdout), collect(&r.stderr)
+	c.Stdout, c.Stderr = scratch(t, ""), scratch(t, "")
 	if c.Env == nil {
 		c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + h.Home()}
 	}
 	pid, err := h.Exec(c)
-	c.Stdout.Close()
-	c.Stderr.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,10 +105,38 @@ func spawn(t *testing.T, h *Holder, c Command) (pid int, wait func() result) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wg.Wait()
-		r.Exit = exit
-		return r
+		return result{exit, content(t, c.Stdout), content(t, c.Stderr)}
 	}
+}
+
+// scratch is a file that has no name any more, open at its start, as the daemon
+// opens those of a command.
+func scratch(t *testing.T, text string) *os.File {
+	t.Helper()
+	name := filepath.Join(os.TempDir(), "holder-test-"+rand.Text())
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	_, err = f.WriteString(text)
+	if err = errors.Join(err, os.Remove(name)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// content is all that a file holds.
+func content(t *testing.T, f *os.File) string {
+	t.Helper()
+	all, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(all)
 }
 
 func shell(script string) []string { return []string{"/bin/sh", "-c", script} }

@@ -15,7 +15,8 @@ import (
 )
 
 // doomedDaemon starts a session, hands its descriptors to whoever holds the
-// other end of descriptor 3, and waits to be killed.
+// other end of descriptor 3, and waits to be killed. A command prints into
+// descriptor 4 once that has happened.
 func doomedDaemon() {
 	conn, err := net.FileConn(os.NewFile(3, "tester"))
 	if err != nil {
@@ -37,7 +38,10 @@ func doomedDaemon() {
 	for _, c := range []Command{
 		{ID: "finished", Argv: shell("exit 4"), Env: env},
 		{ID: "running", Argv: shell("exec sleep 1000"), Env: env},
-		{ID: "exits", Argv: shell("cat; exit 5"), Env: env, Stdin: in},
+		{
+			ID: "exits", Argv: shell("cat; head -c 1000000 /dev/zero; exit 5"), Env: env,
+			Stdin: in, Stdout: os.NewFile(4, "output"),
+		},
 		{ID: "forgotten", Argv: shell("exit 6"), Env: env},
 	} {
 		if _, err := h.Exec(c); err != nil {
@@ -65,7 +69,7 @@ func doomedDaemon() {
 
 // killedDaemon runs a doomed daemon up to its death, and gives what an fd store
 // would have kept.
-func killedDaemon(t *testing.T, beforeDeath func(control int) int) (control int, s State) {
+func killedDaemon(t *testing.T, output *os.File, beforeDeath func(control int) int) (control int, s State) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -80,7 +84,7 @@ func killedDaemon(t *testing.T, beforeDeath func(control int) int) (control int,
 	defer conn.Close()
 	daemon := exec.Command("/proc/self/exe")
 	daemon.Args = []string{daemonName}
-	daemon.ExtraFiles = []*os.File{theirs}
+	daemon.ExtraFiles = []*os.File{theirs, output}
 	daemon.Stderr = os.Stderr
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
@@ -118,7 +122,8 @@ func drop(control int) int {
 }
 
 func TestDaemonIsReplaced(t *testing.T) {
-	control, s := killedDaemon(t, keep)
+	output := scratch(t, "")
+	control, s := killedDaemon(t, output, keep)
 	h, err := Adopt(patience(t), control, -1, s)
 	if err != nil {
 		t.Fatal(err)
@@ -138,6 +143,9 @@ func TestDaemonIsReplaced(t *testing.T) {
 		if exit, err := h.Wait(patience(t), id); err != nil || exit.Code != code {
 			t.Errorf("%s: %+v, %v", id, exit, err)
 		}
+	}
+	if n := len(content(t, output)); n != 1000000 {
+		t.Errorf("%d bytes were printed while there was no daemon", n)
 	}
 	if _, err := h.Exec(Command{ID: "running", Argv: []string{"true"}}); !errors.Is(err, ErrExist) {
 		t.Errorf("a running command, once more: %v", err)
@@ -162,7 +170,7 @@ func TestDaemonIsReplaced(t *testing.T) {
 }
 
 func TestDaemonDiesForGood(t *testing.T) {
-	_, s := killedDaemon(t, drop)
+	_, s := killedDaemon(t, scratch(t, ""), drop)
 	// Nobody holds the control socket any more: the session ends by itself.
 	fd, err := unix.PidfdOpen(s.Pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -15,7 +15,7 @@ import (
 // it is the ancestor of everything the command ever starts, set-sid daemons
 // included, which is what tells whose process is whose. It is the only one to
 // touch the view on the command's behalf, so it alone hangs if that hangs. It
-// has no more rights than the command.
+// has no more rights than the command, but the files of its streams.
 func stubMain(id string) {
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.CloseRange(fdControl, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
@@ -33,14 +33,19 @@ func stubMain(id string) {
 		conn.Send(wire.Packet{Body: failed(at("read the request of", id, err))})
 		os.Exit(0)
 	}
-	pid, err := start(command)
-	for fd := fdSpec; fd <= fdStderr; fd++ {
-		unix.Close(fd) // or a reader of the command's pipes would wait for the stub
+	unix.Close(fdSpec)
+	streams, err := newPump([3]int{fdStdin, fdStdout, fdStderr}, command.Output)
+	if err != nil {
+		conn.Send(wire.Packet{Body: failed(at("make the streams of", id, err))})
+		os.Exit(0)
 	}
+	pid, err := start(command, streams.theirs)
 	if err != nil {
 		conn.Send(wire.Packet{Body: failed(err)})
 		os.Exit(0)
 	}
+	streams.started()
+	go streams.run()
 	conn.Send(wire.Packet{Body: wire.Started{ID: id, Stub: uint32(os.Getpid()), Pid: uint32(pid)}})
 	for {
 		var status unix.WaitStatus
@@ -49,13 +54,17 @@ func stubMain(id string) {
 		switch {
 		case err == unix.EINTR:
 		case err != nil: // ECHILD: no child, so no descendant
+			streams.settle()
 			os.Exit(0)
 		case done == pid && (status.Exited() || status.Signaled()):
 			pid = -1
+			// Whoever hears of the exit finds all that the command has printed.
+			dropped, failure := streams.settle()
 			conn.Send(wire.Packet{Body: wire.Exited{
 				ID: id, Status: uint32(status),
 				UserMicros: micros(usage.Utime), SysMicros: micros(usage.Stime),
-				MaxRSS: uint64(usage.Maxrss),
+				MaxRSS:        uint64(usage.Maxrss),
+				StdoutDropped: dropped[0], StderrDropped: dropped[1], StreamErrno: uint16(failure),
 			}})
 		}
 	}
@@ -91,14 +100,14 @@ func readCommand(fd int) (wire.Command, error) {
 // start forks and executes the command. With limits, the child stops at its
 // exec and goes on once they are set: a limit on processes or memory set
 // before would be the stub's own, and the Go runtime does not survive one.
-func start(c wire.Command) (pid int, err error) {
+func start(c wire.Command, streams [3]int) (pid int, err error) {
 	path, err := resolve(c)
 	if err != nil {
 		return 0, err
 	}
 	attr := &syscall.ProcAttr{
 		Dir: c.Dir, Env: c.Env,
-		Files: []uintptr{fdStdin, fdStdout, fdStderr},
+		Files: []uintptr{uintptr(streams[0]), uintptr(streams[1]), uintptr(streams[2])},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Ptrace: len(c.Limits) > 0},
 	}
 	pid, err = syscall.ForkExec(path, c.Argv, attr)

@@ -6,6 +6,7 @@ type Command struct {
 	Argv, Env []string
 	Dir       string
 	Limits    []Limit
+	Output    uint64 // bytes that each output file takes at most; 0 is no bound
 }
 
 // Limit is one resource limit, as prlimit(2) has it.
@@ -27,6 +28,7 @@ func AppendCommand(dst []byte, c Command) []byte {
 		e.u64(l.Soft)
 		e.u64(l.Hard)
 	}
+	e.u64(c.Output)
 	return e.b
 }
 
@@ -44,6 +46,7 @@ func ParseCommand(b []byte) (Command, error) {
 	for range d.count(MaxLimits, 20) {
 		c.Limits = append(c.Limits, Limit{Resource: d.u32(), Soft: d.u64(), Hard: d.u64()})
 	}
+	c.Output = d.u64()
 	if !d.done() || len(c.Argv) == 0 {
 		return Command{}, ErrFormat
 	}

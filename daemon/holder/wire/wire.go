@@ -94,7 +94,8 @@ type Bind struct {
 }
 
 // Exec starts a command. Descriptors beside it: the encoded Command in a
-// memfd, then stdin, stdout, stderr. An ID that is known already is answered
+// memfd, then stdin, stdout, stderr; the command gets pipes in place of regular
+// files. An ID that is known already is answered
 // with what is known and not started again.
 type Exec struct{ ID string }
 
@@ -153,6 +154,10 @@ type Exited struct {
 	SysMicros  uint64
 	MaxRSS     uint64 // KiB
 	Lost       bool   // the stub died and took the status with it
+	// Bytes of each output that its file lacks, and the first failure of a
+	// stream's file.
+	StdoutDropped, StderrDropped uint64
+	StreamErrno                  uint16
 }
 
 // Gone says that nothing of a command lives any more, stub included. Without an
@@ -254,6 +259,9 @@ func (b Exited) encode(e *encoder) {
 	e.u64(b.SysMicros)
 	e.u64(b.MaxRSS)
 	e.bool(b.Lost)
+	e.u64(b.StdoutDropped)
+	e.u64(b.StderrDropped)
+	e.u16(b.StreamErrno)
 }
 
 // Append encodes p behind dst.
@@ -307,6 +315,7 @@ func Parse(b []byte) (Packet, error) {
 		p.Body = Exited{
 			ID: d.id(), Status: d.u32(), UserMicros: d.u64(), SysMicros: d.u64(),
 			MaxRSS: d.u64(), Lost: d.bool(),
+			StdoutDropped: d.u64(), StderrDropped: d.u64(), StreamErrno: d.u16(),
 		}
 	case KindGone:
 		p.Body = Gone{ID: d.id()}

@@ -57,7 +57,10 @@ func bodies() *rapid.Generator[Body] {
 		case 10:
 			return Started{ID: name, Stub: u32(), Pid: u32()}
 		case 11:
-			return Exited{ID: name, Status: u32(), UserMicros: u64(), SysMicros: u64(), MaxRSS: u64(), Lost: flag()}
+			return Exited{
+				ID: name, Status: u32(), UserMicros: u64(), SysMicros: u64(), MaxRSS: u64(), Lost: flag(),
+				StdoutDropped: u64(), StderrDropped: u64(), StreamErrno: rapid.Uint16().Draw(t, "errno"),
+			}
 		case 12:
 			return Gone{ID: name}
 		default:
@@ -89,8 +92,9 @@ func commands() *rapid.Generator[Command] {
 	text := rapid.StringMatching(`[^\x00]{0,40}`)
 	return rapid.Custom(func(t *rapid.T) Command {
 		c := Command{
-			Argv: rapid.SliceOfN(text, 1, 5).Draw(t, "argv"),
-			Dir:  text.Draw(t, "dir"),
+			Argv:   rapid.SliceOfN(text, 1, 5).Draw(t, "argv"),
+			Dir:    text.Draw(t, "dir"),
+			Output: rapid.Uint64().Draw(t, "output"),
 		}
 		if env := rapid.SliceOfN(text, 0, 5).Draw(t, "env"); len(env) > 0 {
 			c.Env = env
@@ -188,7 +192,7 @@ func FuzzParse(f *testing.F) {
 }
 
 func FuzzParseCommand(f *testing.F) {
-	f.Add(AppendCommand(nil, Command{Argv: []string{"a", "b"}, Env: []string{"C=d"}, Dir: "/", Limits: []Limit{{1, 2, 3}}}))
+	f.Add(AppendCommand(nil, Command{Argv: []string{"a", "b"}, Env: []string{"C=d"}, Dir: "/", Limits: []Limit{{1, 2, 3}}, Output: 4}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, err := ParseCommand(b)
 		if err != nil {
