@@ -234,7 +234,7 @@ func (d *Daemon) runtime() session.Runtime {
 	r := session.Runtime{
 		Mounter: mounter{d.log}, Binary: d.binary, HostPaths: d.cfg.HostPaths,
 		Path: insidePath(os.Getenv("PATH")), ScratchBytes: uint64(d.cfg.TemporaryBytes),
-		AccessBytes: d.cfg.AccessBytes, MaxCommands: d.cfg.MaxCommands,
+		AccessBytes: d.cfg.AccessBytes, MaxCommands: d.cfg.MaxCommands, OutputBytes: d.cfg.OutputBytes,
 	}
 	if d.stash != nil {
 		r.Stash = stash{d.stash}

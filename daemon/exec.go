@@ -88,8 +88,9 @@ func (s *sandbox) execResult(sessionID string, st session.CommandState, limit in
 	res := &catalog.ExecCommandResult{
 		Status: st.Status, Signal: st.Signal, CommandID: st.ID, WorkspaceSessionID: sessionID,
 		DurationMS: duration(st).Milliseconds(), UserMS: st.User.Milliseconds(), SystemMS: st.System.Milliseconds(),
-		MaxRSSBytes: st.MaxRSS,
+		MaxRSSBytes: st.MaxRSS, DroppedBytes: st.Dropped[0] + st.Dropped[1],
 	}
+	res.Truncated = res.DroppedBytes > 0
 	if st.Status != session.StatusRunning {
 		res.ExitCode = &st.Code
 	}

@@ -116,7 +116,8 @@ type ExecCommandResult struct {
 	Stderr             Text            `json:"stderr"`
 	StdoutBytes        int64           `json:"stdout_bytes"` // of the whole stream so far
 	StderrBytes        int64           `json:"stderr_bytes"`
-	Truncated          bool            `json:"truncated"` // a stream is longer than what is returned
+	Truncated          bool            `json:"truncated"`     // a stream is longer than what is returned
+	DroppedBytes       int64           `json:"dropped_bytes"` // printed beyond output_bytes, or with the disk full, and not kept
 	DurationMS         int64           `json:"duration_ms"`
 	Publish            *PublishOutcome `json:"publish"` // null when a session was named, or while running
 	UserMS             int64           `json:"user_ms"`

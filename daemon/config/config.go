@@ -30,6 +30,7 @@ type Config struct {
 	MaxSessions     int      `json:"max_sessions"`      // open at once, all sandboxes together
 	TraceBytes      int64    `json:"trace_bytes"`       // spans and events kept on disk
 	AccessBytes     int64    `json:"access_bytes"`      // access record of one session on disk
+	OutputBytes     int64    `json:"output_bytes"`      // kept output of one stream of a command; the rest is counted and dropped
 	MaxRequestBytes int64    `json:"max_request_bytes"` // one request's body
 	MaxRequests     int      `json:"max_requests"`      // in flight at once
 	MaxCommands     int      `json:"max_commands"`      // running at once in one session
@@ -51,6 +52,7 @@ func Default(stateDir string) Config {
 		MaxSessions:     1024,
 		TraceBytes:      256 << 20,
 		AccessBytes:     64 << 20,
+		OutputBytes:     256 << 20,
 		MaxRequestBytes: 64 << 20,
 		MaxRequests:     1024,
 		MaxCommands:     256,
@@ -163,6 +165,7 @@ func (c Config) Validate() error {
 		{"cache_bytes", c.CacheBytes, 1 << 20},
 		{"trace_bytes", c.TraceBytes, 1 << 20},
 		{"access_bytes", c.AccessBytes, 1 << 20},
+		{"output_bytes", c.OutputBytes, 64 << 10},
 		{"max_request_bytes", c.MaxRequestBytes, 64 << 10},
 		{"temporary_bytes", c.TemporaryBytes, 1 << 20},
 		{"max_sessions", int64(c.MaxSessions), 1},

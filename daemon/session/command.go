@@ -57,6 +57,7 @@ type CommandState struct {
 	User      time.Duration `json:"user"`
 	System    time.Duration `json:"system"`
 	MaxRSS    int64         `json:"max_rss"`
+	Dropped   [2]int64      `json:"dropped"` // bytes of stdout and stderr that were not kept
 }
 
 // Command is one command of a session, running or ended.
@@ -228,7 +229,7 @@ func (s *Session) prepare(dir string, h *holder.Holder, r ExecRequest) (holder.C
 		}
 		return f, err
 	}
-	cmd := holder.Command{ID: r.CommandID, Argv: r.Argv, Dir: r.Dir}
+	cmd := holder.Command{ID: r.CommandID, Argv: r.Argv, Dir: r.Dir, OutputBytes: s.runtime.OutputBytes}
 	if r.Shell != "" {
 		cmd.Argv = []string{"/bin/sh", "-c", r.Shell}
 	}
@@ -340,6 +341,7 @@ func (c *Command) finish(exit holder.Exit, err, cause error, now time.Time) erro
 	st := &c.state
 	st.Ended, st.Code, st.Status = now, exit.Code, StatusExited
 	st.User, st.System, st.MaxRSS = exit.UserTime, exit.SysTime, exit.MaxRSS
+	st.Dropped = [2]int64{exit.StdoutDropped, exit.StderrDropped}
 	switch {
 	case err != nil || exit.Lost: // the holder died, and the command with it
 		st.Status, st.Signal, st.Code = StatusCancelled, "SIGKILL", 128+int(unix.SIGKILL)

@@ -90,6 +90,7 @@ type Runtime struct {
 
 	ScratchBytes uint64 // bound of a session's /tmp, HOME and the like together; 0 leaves it to the holder
 	AccessBytes  int64  // bound of a session's access record on disk; 0 leaves it to the recorder
+	OutputBytes  int64  // bound of what is kept of each stream of a command; 0 is none
 	MaxCommands  int    // commands that may run at once in one session; 0 is no bound
 }
 
