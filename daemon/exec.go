@@ -123,8 +123,13 @@ func (s *sandbox) sessionDir(id string) string { return filepath.Join(s.dir, "se
 
 func (s *sandbox) transcript(id string) (transcript, error) {
 	for _, ws := range s.allSessions() {
-		if cmd, ok := ws.Command(id); ok {
-			return transcript{cmd, ws.Info.ID, filepath.Join(s.sessionDir(ws.Info.ID), "commands", id)}, nil
+		cmd, ok := ws.Command(id)
+		if !ok {
+			continue
+		}
+		dir := filepath.Join(s.sessionDir(ws.Info.ID), "commands", id)
+		if _, err := os.Stat(dir); err == nil { // else its session ends, and it is kept already
+			return transcript{cmd, ws.Info.ID, dir}, nil
 		}
 	}
 	kept, err := filepath.Glob(filepath.Join(s.dir, "ended", "*", "commands", "*"))
