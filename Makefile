@@ -31,14 +31,18 @@ FUZZTIME ?= 60s
 DIR ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build test gotest fusetest fuzz lint bench demo acceptance clean help tools
+.PHONY: build holder test gotest fusetest fuzz lint bench demo acceptance clean help tools
+
+# The holder's program is embedded in whatever starts holders, so it comes before
+# build and tests alike: an old one would speak another protocol.
+holder:
+	@CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o $(HOLDER) ./daemon/holder/sandbox-holder
 
 ## build: make bin/sandboxd and the three command-line tools
-build:
+build: holder
 	@mkdir -p bin
 	@# A checkout that git refuses to describe (another owner's) still builds.
 	@vcs=false; if git status --porcelain >/dev/null 2>&1; then vcs=auto; fi; \
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o $(HOLDER) ./daemon/holder/sandbox-holder; \
 	$(GO) build -trimpath -buildvcs=$$vcs -o bin/ $(PROGRAMS:%=./cli/%)
 	@ls -l $(PROGRAMS:%=bin/%) | awk '{print $$NF ": " $$5 " bytes"}'
 
@@ -46,11 +50,11 @@ build:
 test: gotest fusetest
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=2s
 
-gotest:
+gotest: holder
 	@[ -n "$(RACE)" ] || echo "no C compiler found: the race detector is off"
 	$(GO) test $(RACE) -shuffle=on -timeout=10m -json ./... | $(GO) run ./docs/checks/testlog $(TESTLOGFLAGS)
 
-fusetest:
+fusetest: holder
 	GOMAXPROCS=1 $(GO) test -count=1 -shuffle=on -timeout=10m -json $(FUSETESTS) | $(GO) run ./docs/checks/testlog $(TESTLOGFLAGS)
 
 ## fuzz: run every fuzz target for FUZZTIME (default 60s)
