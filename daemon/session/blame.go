@@ -21,7 +21,7 @@ func (w *Workspace) Blame(p string) ([]attribution.Range, error) {
 	}
 	c, changed := findInode(delta, n.Ino)
 	if !changed || !c.Data {
-		return blameLayers(w.base(), n.Ino)
+		return blameLayers(w.tables, w.base(), n.Ino)
 	}
 	data, err := w.fs.Data(n.Ino)
 	if err != nil {
@@ -43,11 +43,11 @@ func BlameAt(l Lease, p string) ([]attribution.Range, error) {
 	if n.Kind != tree.File {
 		return nil, notRegular(p, n)
 	}
-	return blameLayers(l, n.Ino)
+	return blameLayers(newOwnerTables(), l, n.Ino)
 }
 
-func blameLayers(l Lease, ino tree.Ino) ([]attribution.Range, error) {
-	f, err := layerOwners(l.Stack(), ino)
+func blameLayers(t *ownerTables, l Lease, ino tree.Ino) ([]attribution.Range, error) {
+	f, err := t.layerOwners(l.Stack(), ino)
 	if err != nil {
 		return nil, err
 	}

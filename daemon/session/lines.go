@@ -15,6 +15,7 @@ import (
 	"ephemeral-sandbox/fs/overlay"
 	"ephemeral-sandbox/fs/stack"
 	"ephemeral-sandbox/fs/tree"
+	"ephemeral-sandbox/layerfmt"
 )
 
 // fileOwners is who owns each line of one version of a file, with the hashes of
@@ -50,10 +51,47 @@ func ownersOf(content io.Reader, spans attribution.Spans) (fileOwners, error) {
 	return fileOwners{lines: lines, spans: attribution.FileSpans{Lines: len(lines), Spans: spans}}, nil
 }
 
+// ownerTables keeps the decoded owner sections of the layers that were asked for
+// last: publishing many files of one commit decodes it once.
+type ownerTables struct {
+	mu     sync.Mutex
+	tables map[*layerfmt.Reader]*attribution.Table // guarded by mu; nil: the layer has no section
+}
+
+const maxOwnerTables = 8
+
+func newOwnerTables() *ownerTables {
+	return &ownerTables{tables: map[*layerfmt.Reader]*attribution.Table{}}
+}
+
+// table is a layer's owner section, nil when it has none.
+func (t *ownerTables) table(layer *layerfmt.Reader) (*attribution.Table, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if known, ok := t.tables[layer]; ok {
+		return known, nil
+	}
+	section, ok, err := layer.Section(attribution.SectionName)
+	if err != nil {
+		return nil, err
+	}
+	var table *attribution.Table
+	if ok {
+		if table, err = attribution.Decode(section); err != nil {
+			return nil, err
+		}
+	}
+	if len(t.tables) == maxOwnerTables {
+		clear(t.tables)
+	}
+	t.tables[layer] = table
+	return table, nil
+}
+
 // layerOwners answers from the layers: the owners of ino's lines at the commit
 // that s shows. Content that came with the import is original; a layer that
 // says nothing of a file it holds leaves its lines unknown.
-func layerOwners(s *stack.Stack, ino tree.Ino) (fileOwners, error) {
+func (t *ownerTables) layerOwners(s *stack.Stack, ino tree.Ino) (fileOwners, error) {
 	commit, layer, err := s.Holder(ino)
 	if err != nil {
 		return fileOwners{}, err
@@ -66,16 +104,12 @@ func layerOwners(s *stack.Stack, ino tree.Ino) (fileOwners, error) {
 		return fileOwners{}.advance(content(f), attribution.Origin{Kind: attribution.Original})
 	}
 	unknown := attribution.Origin{Kind: attribution.Unknown}
-	section, ok, err := layer.Section(attribution.SectionName)
-	if err != nil {
-		return fileOwners{}, err
-	}
-	if !ok {
-		return fileOwners{}.advance(content(f), unknown)
-	}
-	table, err := attribution.Decode(section)
+	table, err := t.table(layer)
 	if err != nil {
 		return fileOwners{}, fmt.Errorf("commit %d: %w", commit, err)
+	}
+	if table == nil {
+		return fileOwners{}.advance(content(f), unknown)
 	}
 	spans, ok := table.File(ino)
 	if !ok {
@@ -122,7 +156,7 @@ func (w *Workspace) ownersBefore(ino tree.Ino) (fileOwners, error) {
 		return f, err
 	}
 	base := w.base().Stack()
-	f, err := layerOwners(base, ino)
+	f, err := w.tables.layerOwners(base, ino)
 	if !errors.Is(err, tree.ErrNotExist) {
 		return f, err
 	}
@@ -139,7 +173,7 @@ func (w *Workspace) ownersBefore(ino tree.Ino) (fileOwners, error) {
 		if n, err := base.Inode(from); err != nil || n.Kind != tree.File {
 			continue
 		}
-		return layerOwners(base, from)
+		return w.tables.layerOwners(base, from)
 	}
 	return fileOwners{}, nil
 }

@@ -209,7 +209,7 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 		return false, fmt.Errorf("validate: %w", err)
 	}
 	if len(v.Conflicts) > 0 {
-		nameCulprits(head.Stack(), v.Conflicts)
+		w.nameCulprits(head.Stack(), v.Conflicts)
 		return false, &ConflictError{Base: base.Commit(), Head: parent, Conflicts: v.Conflicts}
 	}
 	result := Publication{Commit: parent, Parent: parent, Merged: v.Merged, Counts: counts(v, base)}
@@ -252,13 +252,13 @@ func (p *publication) attempt(ctx context.Context) (done bool, err error) {
 // nameCulprits makes each clash of lines name the commit that wrote the lines it
 // is about; the commit that changed the file last may be another one. Where the
 // owners cannot be read the last commit stands.
-func nameCulprits(head *stack.Stack, conflicts []occ.Conflict) {
+func (w *Workspace) nameCulprits(head *stack.Stack, conflicts []occ.Conflict) {
 	for i := range conflicts {
 		c := &conflicts[i]
 		if c.HeadIno == 0 || len(c.Hunks) == 0 {
 			continue
 		}
-		f, err := layerOwners(head, c.HeadIno)
+		f, err := w.tables.layerOwners(head, c.HeadIno)
 		if err != nil {
 			continue
 		}
@@ -351,7 +351,7 @@ func addForeign(lw *layerfmt.Writer, n tree.Inode, s *stack.Stack, ino tree.Ino)
 func (p *publication) owners(n *occ.InodePlan, head *stack.Stack) (fileOwners, error) {
 	switch {
 	case n.From == occ.FromHead:
-		return layerOwners(head, n.HeadIno)
+		return p.w.tables.layerOwners(head, n.HeadIno)
 	case n.From == occ.FromSession:
 		return p.sessionOwners(n.SessionIno)
 	}
@@ -362,12 +362,12 @@ func (p *publication) owners(n *occ.InodePlan, head *stack.Stack) (fileOwners, e
 	if n.Pieces == nil {
 		return session.advance(bytes.NewReader(n.Merged), p.w.who.origin(p.req.Operation.Number))
 	}
-	theirs, err := layerOwners(head, n.HeadIno)
+	theirs, err := p.w.tables.layerOwners(head, n.HeadIno)
 	if err != nil {
 		return fileOwners{}, err
 	}
 	base := func() (attribution.Spans, error) {
-		f, err := layerOwners(p.w.base().Stack(), n.BaseIno)
+		f, err := p.w.tables.layerOwners(p.w.base().Stack(), n.BaseIno)
 		return f.spans.Spans, err
 	}
 	return selectOwners(n.Pieces, base, n.Merged, theirs, session, p.w.who.origin(p.req.Operation.Number))
@@ -376,7 +376,7 @@ func (p *publication) owners(n *occ.InodePlan, head *stack.Stack) (fileOwners, e
 func (p *publication) sessionOwners(ino tree.Ino) (fileOwners, error) {
 	c, ok := p.change(ino)
 	if !ok || !c.Data {
-		return layerOwners(p.w.base().Stack(), ino)
+		return p.w.tables.layerOwners(p.w.base().Stack(), ino)
 	}
 	f, err := p.view.Data(ino)
 	if err != nil {

@@ -75,7 +75,7 @@ func (w *Workspace) Refresh(ctx context.Context, r RefreshRequest) (Refreshed, e
 		return Refreshed{}, fmt.Errorf("plan the refresh: %w", err)
 	}
 
-	nameCulprits(head.Stack(), plan.Conflicts)
+	w.nameCulprits(head.Stack(), plan.Conflicts)
 	m := refreshMove{w: w, op: r.Operation, delta: delta, view: view, base: base, head: head.Stack(), plan: plan}
 	edit, err := m.edit()
 	if err != nil {
@@ -156,7 +156,7 @@ func (m *refreshMove) file(n *occ.FileEdit) (overlay.FileEdit, error) {
 		}
 		theirs := fileOwners{}
 		if n.HeadIno != 0 {
-			if theirs, err = layerOwners(m.head, n.HeadIno); err != nil {
+			if theirs, err = m.w.tables.layerOwners(m.head, n.HeadIno); err != nil {
 				return e, err
 			}
 		}
@@ -167,7 +167,7 @@ func (m *refreshMove) file(n *occ.FileEdit) (overlay.FileEdit, error) {
 		if e.Source, err = m.head.Open(n.HeadIno); err != nil {
 			return e, err
 		}
-		m.owners[n.Ino], err = layerOwners(m.head, n.HeadIno)
+		m.owners[n.Ino], err = m.w.tables.layerOwners(m.head, n.HeadIno)
 		return e, err
 	default:
 		var err error
@@ -181,7 +181,7 @@ func (m *refreshMove) file(n *occ.FileEdit) (overlay.FileEdit, error) {
 
 func (m *refreshMove) withBase(n *occ.FileEdit) func() (attribution.Spans, error) {
 	return func() (attribution.Spans, error) {
-		f, err := layerOwners(m.base, n.BaseIno)
+		f, err := m.w.tables.layerOwners(m.base, n.BaseIno)
 		return f.spans.Spans, err
 	}
 }
@@ -189,7 +189,7 @@ func (m *refreshMove) withBase(n *occ.FileEdit) func() (attribution.Spans, error
 func (m *refreshMove) sessionOwners(ino tree.Ino) (fileOwners, error) {
 	c, ok := findInode(m.delta, ino)
 	if !ok || !c.Data {
-		return layerOwners(m.base, ino)
+		return m.w.tables.layerOwners(m.base, ino)
 	}
 	f, err := m.view.Data(ino)
 	if err != nil {

@@ -91,11 +91,12 @@ type Workspace struct {
 	dir  string
 	opts Options
 
-	fs    *overlay.FS
-	ops   *opTable
-	who   owner
-	lines *lineOwners
-	inos  inoBlock
+	fs     *overlay.FS
+	ops    *opTable
+	who    owner
+	lines  *lineOwners
+	tables *ownerTables
+	inos   inoBlock
 
 	gate   sync.Mutex      // one publication or refresh at a time
 	closed bool            // guarded by gate
@@ -115,7 +116,7 @@ func OpenWorkspace(dir, id string, o Options) (*Workspace, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open workspace: %w", err)
 	}
-	w := &Workspace{id: id, dir: dir, opts: o, inos: inoBlock{history: o.History, size: inosPerBlock}}
+	w := &Workspace{id: id, dir: dir, opts: o, tables: newOwnerTables(), inos: inoBlock{history: o.History, size: inosPerBlock}}
 	if id == "" {
 		w.inos.size = inosPerOperation
 	}
