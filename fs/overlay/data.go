@@ -250,7 +250,7 @@ func (f *FS) editing(c Caller, ino tree.Ino, fn func(e *edit) error) error {
 		return fmt.Errorf("inode %d was removed: %w", ino, tree.ErrStale)
 	}
 	own := *n
-	own.CopyUp()
+	own.CopyUp(f.up.NextGen(ino))
 	e := edit{content: content{f: f, fl: fl, n: &own, lower: lower}, c: c, before: n.Size}
 	return fn(&e)
 }
@@ -267,7 +267,7 @@ func (e *edit) commit(reserved uint64, set func(n *upper.Inode, now tree.Time), 
 		f.unreserve(reserved)
 		return tree.Attr{}, err
 	}
-	n.CopyUp()
+	n.CopyUp(e.n.Gen)
 	set(n, t.now)
 	t.changes = append(t.changes, changes...)
 	t.result = n.Ino
@@ -332,7 +332,7 @@ func (e *edit) write(p []byte, off uint64) error {
 	if kill := !e.c.keepsPriv() && hasPriv(n); kill || !n.Data {
 		// The record itself changes too, beside what a Write says of it.
 		n = t.stage(n)
-		n.CopyUp()
+		n.CopyUp(e.n.Gen)
 		if kill {
 			killPriv(n)
 		}

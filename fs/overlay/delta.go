@@ -91,8 +91,8 @@ func change(n *upper.Inode, lower Lower) (InodeChange, error) {
 // nothing has changed. The caller has frozen FS. What e does not drop stays as
 // the session had it: content that still showed through from the old lower tree,
 // and differs in the new one, is copied first; link counts are counted anew.
-// Data files that are no longer needed and cannot be removed are no error: the
-// next Open removes them.
+// Data files that are no longer needed go after the next Sync; that they cannot
+// be removed is no error, and the next Open is rid of them.
 func (f *FS) Rebase(lower Lower, e Edit) error {
 	r := rebase{f: f, e: e, lower: lower, drop: map[tree.Ino]bool{}, orphans: map[tree.Ino]bool{}}
 	for _, ino := range e.DropInodes {
@@ -147,7 +147,7 @@ func (r *rebase) discard() {
 		h.forget() // it may have one of them open
 	}
 	for _, d := range r.made {
-		_ = r.f.up.RemoveData(d.ino, d.gen) // else the next Open gets it
+		_ = r.f.up.RemoveData(d.Ino, d.Gen) // else the next Open gets it
 	}
 }
 
@@ -163,7 +163,7 @@ type rebase struct {
 
 	kept  []*upper.Inode // content completed from the old lower tree, with all its segments
 	files []*upper.Inode // content of e.Files
-	made  []dataFile     // that no record names before the frame is in
+	made  []upper.Unused // data files that no record names before the frame is in
 
 	segments []upper.Change // what was written of kept and of files
 
@@ -254,8 +254,8 @@ func (r *rebase) completeKept() error {
 			continue // its attributes are ours, its content goes along
 		}
 		own := *n
-		if own.CopyUp(); !n.Data {
-			r.made = append(r.made, dataFile{own.Ino, own.Gen})
+		if own.CopyUp(f.up.NextGen(n.Ino)); !n.Data {
+			r.made = append(r.made, upper.Unused{Ino: own.Ino, Gen: own.Gen})
 		}
 		if err := r.complete(&content{f: f, fl: h, n: &own, lower: old}); err != nil {
 			return err
@@ -383,9 +383,6 @@ func (r *rebase) newRecord(fe *FileEdit) (*upper.Inode, error) {
 	if old != nil && !r.goes(old) {
 		n.Inode, n.Lineage, n.Prior = old.Inode, old.Lineage, old.Prior
 	}
-	if old != nil {
-		n.Gen = old.Gen
-	}
 	if fe.Attr != nil {
 		n.Inode = *fe.Attr
 	} else if n.Kind == 0 {
@@ -393,7 +390,7 @@ func (r *rebase) newRecord(fe *FileEdit) (*upper.Inode, error) {
 	}
 	n.Ino, n.Kind = fe.Ino, tree.File
 	n.Data, n.Written, n.Shown, n.LastOp = true, true, 0, fe.Op
-	n.Gen++
+	n.Gen = f.nextGen(n.Ino, old)
 	n.Hash = tree.Hash{}
 	if fe.Lineage != 0 {
 		n.Lineage, n.Prior = fe.Lineage, fe.Lineage
@@ -403,6 +400,16 @@ func (r *rebase) newRecord(fe *FileEdit) (*upper.Inode, error) {
 		n.Ctime = n.Mtime
 	}
 	return n, nil
+}
+
+// nextGen is a generation for a data file that is not old's, nor one that old
+// had.
+func (f *FS) nextGen(ino tree.Ino, old *upper.Inode) uint32 {
+	gen := f.up.NextGen(ino)
+	if old != nil {
+		gen = max(gen, old.Gen+1)
+	}
+	return gen
 }
 
 // newContent writes fe's bytes to n's data file, which nothing refers to yet.
@@ -420,7 +427,7 @@ func (r *rebase) newContent(n *upper.Inode, fe *FileEdit) error {
 	if _, ok := src.Data(0); !ok {
 		return nil // no byte that a data file would have to hold
 	}
-	r.made = append(r.made, dataFile{n.Ino, n.Gen})
+	r.made = append(r.made, upper.Unused{Ino: n.Ino, Gen: n.Gen})
 	fd, err := r.f.up.OpenData(n.Ino, n.Gen, true)
 	if err != nil {
 		return hostErr(fmt.Sprintf("inode %d", n.Ino), err)
@@ -464,7 +471,7 @@ func (r *rebase) stage() error {
 			}
 			return true
 		case n.Data:
-			t.unused = append(t.unused, dataFile{n.Ino, n.Gen})
+			t.discard(n)
 		}
 		if !r.e.DropAll {
 			add(upper.Change{Type: upper.DropInode, Ino: n.Ino})
@@ -490,7 +497,7 @@ func (r *rebase) stage() error {
 	}
 	for _, n := range r.files {
 		if old := up.Inode(n.Ino); old != nil && old.Data && !r.goes(old) {
-			t.unused = append(t.unused, dataFile{old.Ino, old.Gen})
+			t.discard(old)
 		}
 		add(upper.Change{Type: upper.PutInode, Inode: n})
 		r.f.dirty.add(n.Ino)
@@ -498,6 +505,9 @@ func (r *rebase) stage() error {
 	add(r.segments...)
 	for _, ni := range r.e.NewInodes {
 		n := &upper.Inode{Inode: ni.Inode, LastOp: ni.Op, Data: ni.Kind == tree.File}
+		if n.Data {
+			n.Gen = r.f.nextGen(n.Ino, up.Inode(n.Ino))
+		}
 		add(upper.Change{Type: upper.PutInode, Inode: n})
 	}
 	for _, d := range r.e.Dirents {
@@ -591,7 +601,7 @@ func (r *rebase) recountInode(after *FS, n *upper.Inode) error {
 	switch {
 	case fix.Nlink == 0 && fix.New && r.f.handles.refs(n.Ino) <= r.refs(n) && !r.f.kept[n.Ino]:
 		if n.Data {
-			r.t.unused = append(r.t.unused, dataFile{n.Ino, n.Gen})
+			r.t.discard(n)
 		}
 		r.t.changes = append(r.t.changes, upper.Change{Type: upper.DropInode, Ino: n.Ino})
 	case after.up.Inode(n.Ino) == nil && fix.Nlink == n.Nlink:

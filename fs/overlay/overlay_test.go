@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -491,9 +490,8 @@ func TestOrphans(t *testing.T) {
 		}
 		_, err = b.Attr(n)
 		b.want(err, tree.ErrStale)
-		left, err := os.ReadDir(filepath.Join(b.o.Dir, "data"))
-		b.must(err)
-		if len(left) != 0 {
+		b.must(b.SyncAll())
+		if left := b.dataFiles(); len(left) != 0 {
 			t.Fatalf("data files of unlinked inodes are left: %v", left)
 		}
 	}
@@ -518,8 +516,8 @@ func TestLastClose(t *testing.T) {
 	_, err := b.Attr(n)
 	b.want(err, tree.ErrStale)
 	b.want(b.Acquire(2), tree.ErrStale)
-	left, err := os.ReadDir(filepath.Join(b.o.Dir, "data"))
-	b.must(err)
+	b.must(b.SyncAll())
+	left := b.dataFiles()
 	if use := b.Usage(); len(left) != 0 || use != (overlay.Usage{}) {
 		t.Fatalf("left of closed files: %v, %+v", left, use)
 	}

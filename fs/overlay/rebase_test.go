@@ -143,6 +143,7 @@ func TestRebaseOwnSource(t *testing.T) {
 		if c := b.changed(mine); c.LastOp != 5 || b.MaxOp() != 5 {
 			t.Fatalf("last writer is %d, highest operation %d", c.LastOp, b.MaxOp())
 		}
+		b.must(b.SyncAll())
 		if files := b.dataFiles(); len(files) != 4 {
 			t.Fatalf("data files: %q", files)
 		}
@@ -297,6 +298,7 @@ func TestRebaseLeavesData(t *testing.T) {
 	head := smallLower()
 	head.commit = 2
 	b.must(b.rebase(head, overlay.Edit{DropAll: true}))
+	b.must(b.SyncAll())
 	if b.read(2) != "lower\n" || b.read(4) != strings.Repeat("g", 3*4096) {
 		t.Fatal("the session is not on its new lower tree")
 	}

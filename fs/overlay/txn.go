@@ -19,13 +19,8 @@ type txn struct {
 	inodes  []*upper.Inode // staged copies, in order of first use
 	dropped map[tree.Ino]bool
 	changes []upper.Change // everything but inode records; after these in the frame
-	unused  []dataFile     // to remove once the frame is in
+	unused  []upper.Unused // to discard once the frame is in
 	moved   []tree.Ino     // directories whose listings change
-}
-
-type dataFile struct {
-	ino tree.Ino
-	gen uint32
 }
 
 func (f *FS) begin(c Caller) *txn { return &txn{f: f, c: c, now: f.now()} }
@@ -129,7 +124,7 @@ func (t *txn) unlinked(n *upper.Inode, held int) {
 // that says it is gone, for a node id may still be about.
 func (t *txn) bury(n *upper.Inode) {
 	if n.Data {
-		t.unused = append(t.unused, dataFile{n.Ino, n.Gen})
+		t.discard(n)
 	}
 	if !n.New {
 		n.Data, n.Written, n.Shown, n.Gen = false, false, 0, 0
@@ -176,14 +171,17 @@ func (t *txn) commitReserved(reserved uint64) error {
 	return nil
 }
 
-// removeData removes the data files that the committed frame left without an
-// owner. What a crash or an error leaves of them costs space until the sweep at
-// the next open; the operation itself is done, so nobody is told.
-func (t *txn) removeData() {
-	for _, d := range t.unused {
-		_ = t.f.up.RemoveData(d.ino, d.gen)
-	}
+// discard notes that the data file of n has no owner any more. The caller holds
+// mu exclusively.
+func (t *txn) discard(n *upper.Inode) {
+	t.unused = append(t.unused, upper.Unused{Ino: n.Ino, Gen: n.Gen, Bytes: n.Extents().Private()})
 }
+
+// removeData gives up the data files that the committed frame left without an
+// owner. They go once the frame is durable. What a crash or an error leaves of
+// them costs space until the sweep at the next open; the operation itself is
+// done, so nobody is told.
+func (t *txn) removeData() { t.f.up.Discard(t.unused) }
 
 // record gives the upper's record of ino, or one made from the lower inode. The
 // caller holds mu and does not change what it gets.

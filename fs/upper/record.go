@@ -31,11 +31,12 @@ type Inode struct {
 // a reader holds whatever lock keeps commits to this inode out.
 func (n *Inode) Extents() *Extents { return n.extents }
 
-// CopyUp makes a file's content n's own, all of it still showing from beneath.
-// It does nothing when the content is n's own already.
-func (n *Inode) CopyUp() {
+// CopyUp makes a file's content n's own, all of it still showing from beneath,
+// with a data file of generation gen. It does nothing when the content is n's
+// own already.
+func (n *Inode) CopyUp(gen uint32) {
 	if !n.Data {
-		n.Data, n.Gen, n.Shown = true, 1, n.Size
+		n.Data, n.Gen, n.Shown = true, gen, n.Size
 	}
 }
 

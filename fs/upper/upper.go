@@ -13,13 +13,15 @@
 // The bytes of an inode live in a sparse file of its own, data/INO.GEN in hex,
 // of which the inode's range map (Extents) says what counts. Bytes reach the
 // data file before the journal says so, and the journal says that bytes are gone
-// before the data file loses them. What the range map does not call private may
+// before the data file loses them. A data file is removed only once the frame
+// that took its owner away is durable: Discard keeps a list for the next Sync,
+// and what a crash leaves is swept by Open. What the range map does not call private may
 // therefore hold anything and is never read. After a power loss, bytes that were
 // written and not synced may be there, be gone, or read as zeros.
 //
 // An Upper has no lock for its tables: the owner keeps Commit exclusive of
-// everything else, while readers may share. Sync, OpenData, RemoveData and
-// SyncNames may be called at any time.
+// everything else, while readers may share. Sync, OpenData, RemoveData, Discard,
+// NextGen and SyncNames may be called at any time.
 package upper
 
 import (
@@ -70,6 +72,8 @@ type Upper struct {
 
 	fresh   atomic.Bool // a data file was made since the last SyncNames
 	namesMu sync.Mutex  // one SyncNames at a time
+
+	garbage garbage
 }
 
 // state is what the journal says.
@@ -584,12 +588,14 @@ func (n *Inode) Segment(g Segment) Change {
 	return Change{Type: Own, Ino: n.Ino, Start: g.Start, End: g.End}
 }
 
-// Sync makes every committed frame durable.
-func (u *Upper) Sync() error { return u.journal.sync() }
+// Sync makes every committed frame durable, and removes the data files that
+// were discarded before it.
+func (u *Upper) Sync() error { return u.syncGarbage() }
 
 // Close releases the files. What was committed and not synced is with the
 // kernel.
 func (u *Upper) Close() error {
+	u.garbage.close()
 	return errors.Join(u.journal.close(), u.data.Close(), u.dir.Close())
 }
 
@@ -614,7 +620,8 @@ func (u *Upper) OpenData(ino tree.Ino, gen uint32, create bool) (*os.File, error
 	return f, nil
 }
 
-// RemoveData removes a data file, if there is one.
+// RemoveData removes a data file, if there is one, at once. It is for files
+// that no committed frame ever gave an owner; all others are for Discard.
 func (u *Upper) RemoveData(ino tree.Ino, gen uint32) error {
 	if err := u.data.Remove(dataFile(ino, gen)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove data file: %w", err)
@@ -655,6 +662,13 @@ func (u *Upper) sweep() error {
 		return true
 	})
 	stray := slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return owned[e.Name()] })
+	if len(stray) == 0 {
+		return nil
+	}
+	// The frame that took a file's owner away may be with the kernel only.
+	if err := u.journal.sync(); err != nil {
+		return err
+	}
 	for _, e := range stray {
 		if err := u.data.Remove(e.Name()); err != nil {
 			return fmt.Errorf("remove stray data file: %w", err)
