@@ -46,12 +46,24 @@ func start(t *testing.T) *harness {
 	return startIn(t, t.TempDir(), nil)
 }
 
+// mustRunHere passes over a test where an ordinary user may not start sessions.
+// Root always may: that it cannot is a failure.
+func mustRunHere(t *testing.T) {
+	t.Helper()
+	problems := holder.Probe()
+	switch {
+	case len(problems) == 0:
+	case os.Geteuid() == 0:
+		t.Fatalf("no session can run here: %v", problems)
+	default:
+		t.Skipf("no session can run here: %v", problems)
+	}
+}
+
 // startIn runs a daemon over a state directory until the test ends.
 func startIn(t *testing.T, state string, edit func(*config.Config)) *harness {
 	t.Helper()
-	if problems := holder.Probe(); len(problems) > 0 {
-		t.Skipf("no session can run here: %v", problems)
-	}
+	mustRunHere(t)
 	cfg := config.Default(state)
 	if edit != nil {
 		edit(&cfg)

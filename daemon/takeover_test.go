@@ -21,7 +21,6 @@ import (
 	"ephemeral-sandbox/daemon/client"
 	"ephemeral-sandbox/daemon/config"
 	"ephemeral-sandbox/daemon/fdstore"
-	"ephemeral-sandbox/daemon/holder"
 )
 
 // childVar makes this program a daemon over the state directory that it names.
@@ -64,9 +63,7 @@ type replaced struct {
 // until the test ends. This process keeps their descriptors.
 func startReplaced(t *testing.T) *replaced {
 	t.Helper()
-	if problems := holder.Probe(); len(problems) > 0 {
-		t.Skipf("no session can run here: %v", problems)
-	}
+	mustRunHere(t)
 	r := &replaced{harness: &harness{t: t, state: t.TempDir()}, pids: make(chan int, 8)}
 	life, end, err := os.Pipe()
 	if err != nil {
