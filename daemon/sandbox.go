@@ -343,7 +343,9 @@ func (s *sandbox) retire(ws *session.Session) (processes int, err error) {
 	id := ws.Info.ID
 	s.mu.Lock()
 	mine := s.sessions[id] == ws && !s.retiring[id]
-	s.retiring[id] = true
+	if mine {
+		s.retiring[id] = true
+	}
 	s.mu.Unlock()
 	if !mine {
 		return 0, catalog.Errorf(catalog.NotFound, "session %q is ending already", id)
