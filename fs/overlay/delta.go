@@ -91,10 +91,21 @@ func change(n *upper.Inode, lower Lower) (InodeChange, error) {
 // nothing has changed. The caller has frozen FS. What e does not drop stays as
 // the session had it: content that still showed through from the old lower tree,
 // and differs in the new one, is copied first; link counts are counted anew.
+//
+// What e drops and the new lower tree does not have in its place goes on without
+// a name while it is open, with its content, until the last Release. So does a
+// directory, open or not, for it may be the working directory of a process, which
+// nobody tells: it stays, empty, until FS is opened again without KeepOrphans.
+//
 // Data files that are no longer needed go after the next Sync; that they cannot
 // be removed is no error, and the next Open is rid of them.
 func (f *FS) Rebase(lower Lower, e Edit) error {
-	r := rebase{f: f, e: e, lower: lower, drop: map[tree.Ino]bool{}, orphans: map[tree.Ino]bool{}}
+	r := rebase{
+		f: f, e: e, lower: lower, now: f.now(),
+		drop: map[tree.Ino]bool{}, given: map[tree.Ino]bool{},
+		orphans: map[tree.Ino]bool{}, held: map[tree.Ino]*file{},
+	}
+	defer r.unlock()
 	for _, ino := range e.DropInodes {
 		r.drop[ino] = true
 	}
@@ -102,9 +113,10 @@ func (f *FS) Rebase(lower Lower, e Edit) error {
 	// come first. Nothing refers to them yet, and the freeze keeps what they
 	// are made from.
 	err := r.writeFiles()
+	for _, n := range e.NewInodes {
+		r.given[n.Ino] = true
+	}
 	if err == nil {
-		unlock := r.lockContent()
-		defer unlock()
 		err = r.move()
 	}
 	if err != nil {
@@ -116,11 +128,26 @@ func (f *FS) Rebase(lower Lower, e Edit) error {
 // move does what is left once the files of the edit are written. Committing the
 // frame is the last step that can fail.
 func (r *rebase) move() error {
+	f := r.f
 	if err := r.completeKept(); err != nil {
 		return err
 	}
-	f := r.f
 	f.mu.Lock()
+	for {
+		// Whoever comes for a content from here on waits for mu and then sees
+		// the new tree; who came before is waited for, and may not have mu then.
+		used := r.used()
+		if len(used) == 0 {
+			break
+		}
+		f.mu.Unlock()
+		for _, ino := range used {
+			if err := r.take(ino); err != nil {
+				return err
+			}
+		}
+		f.mu.Lock()
+	}
 	defer f.mu.Unlock()
 	r.t = f.begin(Caller{Op: r.e.Op})
 	if err := r.stage(); err != nil {
@@ -136,6 +163,11 @@ func (r *rebase) move() error {
 	f.listings.changedAll()
 	for _, h := range r.held {
 		h.forget()
+	}
+	for ino := range r.orphans {
+		if n := f.up.Inode(ino); n != nil && n.Kind == tree.Dir && n.New && n.Nlink == 0 && !r.referred(n) {
+			f.kept[ino] = true
+		}
 	}
 	r.t.removeData()
 	return nil
@@ -156,10 +188,12 @@ type rebase struct {
 	f     *FS
 	e     Edit
 	lower Lower
+	now   tree.Time
 	drop  map[tree.Ino]bool
-	held  []*file // locked, by number
+	given map[tree.Ino]bool // what e.Files and e.NewInodes put in place
+	held  map[tree.Ino]*file
 
-	orphans map[tree.Ino]bool // unlinked and open
+	orphans map[tree.Ino]bool // dropped, and go on without a name
 
 	kept  []*upper.Inode // content completed from the old lower tree, with all its segments
 	files []*upper.Inode // content of e.Files
@@ -170,52 +204,117 @@ type rebase struct {
 	t *txn
 }
 
-// lockContent locks the content of every inode whose source of bytes changes.
-func (r *rebase) lockContent() (unlock func()) {
-	f := r.f
-	var inos []tree.Ino
-	for _, fe := range r.e.Files {
-		inos = append(inos, fe.Ino)
+// used gives the files with a record that something refers to and that are not
+// locked yet. The caller holds mu.
+func (r *rebase) used() (inos []tree.Ino) {
+	add := func(ino tree.Ino) {
+		if n := r.f.up.Inode(ino); n != nil && n.Kind == tree.File && r.held[ino] == nil {
+			inos = append(inos, ino)
+		}
 	}
-	f.mu.Lock()
-	snap := f.up.Snapshot()
-	f.mu.Unlock()
-	snap.Inodes(func(n *upper.Inode) bool {
-		if n.Kind == tree.File {
-			inos = append(inos, n.Ino)
-		}
-		if n.Nlink == 0 && (f.kept[n.Ino] || f.handles.refs(n.Ino) > 0) {
-			r.orphans[n.Ino] = true
-		}
-		return true
-	})
-	slices.Sort(inos)
-	for _, ino := range slices.Compact(inos) {
-		h := f.handles.grab(ino)
-		h.mu.Lock()
-		r.held = append(r.held, h)
+	for ino := range r.f.kept {
+		add(ino)
 	}
-	return func() {
-		for _, h := range r.held {
-			h.mu.Unlock()
-			f.Release(h.ino)
+	for _, ino := range r.f.handles.all() {
+		if !r.f.kept[ino] {
+			add(ino)
 		}
+	}
+	return inos
+}
+
+// lock locks the content of ino until the Rebase is over. Nobody else holds two
+// while FS is frozen, so that any order will do.
+func (r *rebase) lock(ino tree.Ino) *file {
+	h := r.f.handles.grab(ino)
+	h.mu.Lock()
+	r.held[ino] = h
+	return h
+}
+
+func (r *rebase) unlock() {
+	for _, h := range r.held {
+		h.mu.Unlock()
+		r.f.Release(h.ino)
 	}
 }
 
-// goes tells whether the record of n is dropped.
-func (r *rebase) goes(n *upper.Inode) bool {
-	if r.e.DropAll {
-		return !r.orphans[n.Ino]
+// take locks a file that something refers to. If it is dropped, what it needs to
+// go on without a name is decided and done.
+func (r *rebase) take(ino tree.Ino) error {
+	f := r.f
+	h := r.lock(ino)
+	f.mu.RLock()
+	n := f.up.Inode(ino)
+	f.mu.RUnlock()
+	if n == nil || !r.drops(n) || r.given[ino] {
+		return nil
 	}
-	return r.drop[n.Ino]
+	stays, err := r.outlives(n)
+	if err != nil || !stays {
+		return err
+	}
+	r.orphans[ino] = true
+	if n.New {
+		return nil
+	}
+	return r.completeOne(r.nameless(n), h)
+}
+
+// drops tells whether the edit drops the record of n.
+func (r *rebase) drops(n *upper.Inode) bool { return r.e.DropAll || r.drop[n.Ino] }
+
+// referred tells whether anything but Rebase itself refers to n.
+func (r *rebase) referred(n *upper.Inode) bool {
+	own := 0
+	if r.held[n.Ino] != nil {
+		own = 1
+	}
+	return r.f.kept[n.Ino] || r.f.handles.refs(n.Ino) > own
+}
+
+// outlives tells whether n, which the edit drops, goes on without a name.
+func (r *rebase) outlives(n *upper.Inode) (bool, error) {
+	if r.orphans[n.Ino] {
+		return true, nil
+	}
+	switch referred := r.referred(n); {
+	case !referred && (n.Kind != tree.Dir || n.Nlink == 0):
+		return false, nil
+	case n.Nlink == 0 && r.e.DropAll:
+		return true, nil
+	}
+	_, err := r.lower.Inode(n.Ino)
+	if isAbsent(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("inode %d in the new lower tree: %w", n.Ino, err)
+	}
+	if n.Kind != tree.File || !n.Data {
+		return false, nil // the new lower tree answers for it, by number
+	}
+	names, err := r.lower.Names(n.Ino)
+	if err != nil && !isAbsent(err) {
+		return false, fmt.Errorf("names of inode %d in the new lower tree: %w", n.Ino, err)
+	}
+	return len(names) == 0, nil
+}
+
+// nameless is n once it has lost its names.
+func (r *rebase) nameless(n *upper.Inode) *upper.Inode {
+	own := *n
+	if n.Nlink != 0 {
+		own.Nlink, own.Linkable, own.Ctime = 0, false, r.now
+	}
+	return &own
 }
 
 // writeFiles writes the contents of e.Files to data files of their own.
 func (r *rebase) writeFiles() error {
 	for i := range r.e.Files {
 		fe := &r.e.Files[i]
-		if r.replaces(fe.Ino) {
+		if r.given[fe.Ino] {
 			return fmt.Errorf("new content for inode %d twice: %w", fe.Ino, tree.ErrInvalid)
 		}
 		n, err := r.newRecord(fe)
@@ -226,6 +325,7 @@ func (r *rebase) writeFiles() error {
 			return err
 		}
 		r.files = append(r.files, n)
+		r.given[n.Ino] = true
 	}
 	return nil
 }
@@ -233,39 +333,42 @@ func (r *rebase) writeFiles() error {
 // completeKept writes what kept files lack to their data files.
 func (r *rebase) completeKept() error {
 	f := r.f
-	for _, h := range r.held {
-		f.mu.RLock()
-		n, old := f.up.Inode(h.ino), f.lower
-		f.mu.RUnlock()
-		if n == nil || n.Kind != tree.File || n.New || r.goes(n) || r.replaces(n.Ino) {
-			continue
+	f.mu.Lock()
+	snap := f.up.Snapshot()
+	f.mu.Unlock()
+	var err error
+	snap.Inodes(func(n *upper.Inode) bool {
+		if n.Kind == tree.File && !n.New && !r.drops(n) && !r.given[n.Ino] {
+			err = r.completeOne(n, nil)
 		}
-		same, err := sameContent(n.Ino, old, r.lower)
-		if err != nil {
-			return err
-		}
-		if same {
-			continue
-		}
-		switch _, err := r.lower.Inode(n.Ino); {
-		case err != nil && !isAbsent(err):
-			return fmt.Errorf("inode %d in the new lower tree: %w", n.Ino, err)
-		case err == nil && !n.Data && n.Nlink != 0:
-			continue // its attributes are ours, its content goes along
-		}
-		own := *n
-		if own.CopyUp(f.up.NextGen(n.Ino)); !n.Data {
-			r.made = append(r.made, upper.Unused{Ino: own.Ino, Gen: own.Gen})
-		}
-		if err := r.complete(&content{f: f, fl: h, n: &own, lower: old}); err != nil {
-			return err
-		}
-	}
-	return nil
+		return err == nil
+	})
+	return err
 }
 
-func (r *rebase) replaces(ino tree.Ino) bool {
-	return slices.ContainsFunc(r.files, func(n *upper.Inode) bool { return n.Ino == ino })
+// completeOne writes what n, which stays, lacks to its data file. h is its
+// content if that is locked already.
+func (r *rebase) completeOne(n *upper.Inode, h *file) error {
+	f := r.f
+	old := f.lower // only Rebase changes it
+	same, err := sameContent(n.Ino, old, r.lower)
+	if err != nil || same {
+		return err
+	}
+	switch _, err := r.lower.Inode(n.Ino); {
+	case err != nil && !isAbsent(err):
+		return fmt.Errorf("inode %d in the new lower tree: %w", n.Ino, err)
+	case err == nil && !n.Data && n.Nlink != 0:
+		return nil // its attributes are ours, its content goes along
+	}
+	if h == nil {
+		h = r.lock(n.Ino)
+	}
+	own := *n
+	if own.CopyUp(f.up.NextGen(n.Ino)); !n.Data {
+		r.made = append(r.made, upper.Unused{Ino: own.Ino, Gen: own.Gen})
+	}
+	return r.complete(&content{f: f, fl: h, n: &own, lower: old})
 }
 
 // sameContent tells whether ino has the same bytes in both trees, by hash; what
@@ -380,7 +483,7 @@ func (r *rebase) newRecord(fe *FileEdit) (*upper.Inode, error) {
 	default:
 		return nil, fmt.Errorf("inode %d in the new lower tree: %w", fe.Ino, err)
 	}
-	if old != nil && !r.goes(old) {
+	if old != nil && !r.drops(old) {
 		n.Inode, n.Lineage, n.Prior = old.Inode, old.Lineage, old.Prior
 	}
 	if fe.Attr != nil {
@@ -396,8 +499,7 @@ func (r *rebase) newRecord(fe *FileEdit) (*upper.Inode, error) {
 		n.Lineage, n.Prior = fe.Lineage, fe.Lineage
 	}
 	if fe.Attr == nil {
-		n.Mtime = f.now()
-		n.Ctime = n.Mtime
+		n.Mtime, n.Ctime = r.now, r.now
 	}
 	return n, nil
 }
@@ -463,14 +565,23 @@ func (r *rebase) stage() error {
 	add := func(c ...upper.Change) { t.changes = append(t.changes, c...) }
 	add(upper.Change{Type: upper.Base, Start: r.lower.Commit()})
 	var orphans []*upper.Inode
+	var err error
 	up.Snapshot().Inodes(func(n *upper.Inode) bool {
-		switch {
-		case !r.goes(n):
-			if r.e.DropAll {
-				orphans = append(orphans, n)
-			}
+		if !r.drops(n) {
 			return true
-		case n.Data:
+		}
+		if !r.given[n.Ino] {
+			var stays bool
+			if stays, err = r.outlives(n); err != nil {
+				return false
+			}
+			if stays {
+				r.orphans[n.Ino] = true
+				orphans = append(orphans, n)
+				return true
+			}
+		}
+		if n.Data {
 			t.discard(n)
 		}
 		if !r.e.DropAll {
@@ -478,10 +589,15 @@ func (r *rebase) stage() error {
 		}
 		return true
 	})
+	if err != nil {
+		return err
+	}
 	if r.e.DropAll {
 		add(upper.Change{Type: upper.Reset})
-		for _, n := range orphans {
-			add(upper.Change{Type: upper.PutInode, Inode: n})
+	}
+	for _, n := range orphans {
+		add(upper.Change{Type: upper.PutInode, Inode: r.nameless(n)})
+		if r.e.DropAll {
 			n.Extents().Each(func(s upper.Segment) bool {
 				add(n.Segment(s))
 				return true
@@ -496,7 +612,7 @@ func (r *rebase) stage() error {
 		r.f.dirty.add(n.Ino)
 	}
 	for _, n := range r.files {
-		if old := up.Inode(n.Ino); old != nil && old.Data && !r.goes(old) {
+		if old := up.Inode(n.Ino); old != nil && old.Data && !r.drops(old) {
 			t.discard(old)
 		}
 		add(upper.Change{Type: upper.PutInode, Inode: n})
@@ -599,7 +715,7 @@ func (r *rebase) recountInode(after *FS, n *upper.Inode) error {
 		return err
 	}
 	switch {
-	case fix.Nlink == 0 && fix.New && r.f.handles.refs(n.Ino) <= r.refs(n) && !r.f.kept[n.Ino]:
+	case fix.Nlink == 0 && fix.New && !r.orphans[n.Ino] && !r.referred(n):
 		if n.Data {
 			r.t.discard(n)
 		}
@@ -609,14 +725,6 @@ func (r *rebase) recountInode(after *FS, n *upper.Inode) error {
 		r.t.changes = append(r.t.changes, upper.Change{Type: upper.PutInode, Inode: &fix})
 	}
 	return nil
-}
-
-// refs is how many references to n's handle are Rebase's.
-func (r *rebase) refs(n *upper.Inode) int {
-	if _, ok := slices.BinarySearchFunc(r.held, n.Ino, func(h *file, ino tree.Ino) int { return cmp.Compare(h.ino, ino) }); ok {
-		return 1
-	}
-	return 0
 }
 
 // links counts the names of n, and for a directory its subdirectories.

@@ -74,6 +74,17 @@ func (h *handles) refs(ino tree.Ino) int {
 	return 0
 }
 
+// all gives the inodes that something refers to.
+func (h *handles) all() []tree.Ino {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	inos := make([]tree.Ino, 0, len(h.open))
+	for ino := range h.open {
+		inos = append(inos, ino)
+	}
+	return inos
+}
+
 func (h *handles) close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

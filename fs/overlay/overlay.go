@@ -18,7 +18,7 @@
 // Lock order, first to last:
 //
 //	FS.barrier   shared by every mutation, exclusive between Freeze and Thaw
-//	  file.mu    content of one inode; of two, the smaller number first
+//	  file.mu    content of one inode; only Rebase holds several
 //	    FS.mu    names, inode records and the lower tree; the upper's tables
 //	      handles.mu, listings.mu, quota.mu, dirty.mu   leaves
 //	      file.fdMu                                      leaf
@@ -53,7 +53,7 @@ type FS struct {
 	mu    sync.RWMutex
 	lower Lower             // guarded by mu
 	up    *upper.Upper      // tables guarded by mu
-	kept  map[tree.Ino]bool // guarded by mu; orphans that KeepOrphans brought back
+	kept  map[tree.Ino]bool // guarded by mu; orphans that live on though nothing is known to refer to them
 
 	handles  handles
 	listings listings

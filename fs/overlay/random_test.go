@@ -560,6 +560,9 @@ func (w *world) Rebase(t *rapid.T) {
 			e.DropInodes = append(e.DropInodes, c.Ino)
 		}
 	}
+	if how != "none" {
+		w.twins(t, next, d)
+	}
 	edited := w.copies(t, next, &e)
 	if err := w.fs.Rebase(next, e); err != nil {
 		t.Fatal(err)
@@ -582,6 +585,32 @@ func (w *world) Rebase(t *rapid.T) {
 	}
 }
 
+// twins has some files of the session turn out to be in the new lower tree
+// already, as another made them there: the session drops its own, which go on
+// without a name while they are open.
+func (w *world) twins(t *rapid.T, next *lower, d *overlay.Delta) {
+	live := w.m.inodes()
+	for _, c := range d.Inodes {
+		n := live[c.Ino]
+		if !c.New || c.Kind != tree.File || n.Nlink != 1 || !rapid.Bool().Draw(t, "made twice") {
+			continue
+		}
+		w.next++
+		twin := *n
+		twin.Ino, twin.handles = w.next, 0
+		next.put(twin.Inode, n.data)
+		delete(next.inodes, n.Ino)
+		delete(next.content, n.Ino)
+		w.m.walk(func(dir *node, name string, at *node) {
+			if at == n {
+				dir.names[name] = &twin
+				next.names[dir.Ino][name] = tree.Dirent{Dir: dir.Ino, Name: name, Ino: twin.Ino, Kind: tree.File}
+			}
+		})
+		n.Nlink = 0
+	}
+}
+
 // copies adds files to e whose content is that of others, and tells the content
 // they are going to have.
 func (w *world) copies(t *rapid.T, next *lower, e *overlay.Edit) map[*node][]byte {
@@ -596,8 +625,8 @@ func (w *world) copies(t *rapid.T, next *lower, e *overlay.Edit) map[*node][]byt
 			continue
 		}
 		from, err := w.fs.Data(src.Ino)
-		if low, lowErr := next.Open(src.Ino); lowErr == nil && src.Nlink > 0 && rapid.Bool().Draw(t, "from the new lower tree") {
-			from, err = low, nil
+		if low, lowErr := next.Open(src.Ino); lowErr == nil && src.Nlink > 0 && (rapid.Bool().Draw(t, "from the new lower tree") || err != nil) {
+			from, err = low, nil // always of what only the new tree has
 		}
 		if err != nil {
 			t.Fatal(err)
