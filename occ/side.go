@@ -13,13 +13,16 @@ type side struct {
 	err   *error
 	names map[tree.Ino][]tree.Dirent
 	live  map[tree.Ino]bool
+	paths map[tree.Ino]string // of directories
 	sums  map[tree.Ino]tree.Hash
 }
 
 func newSide(v View, err *error) *side {
 	return &side{
 		view: v, err: err, names: map[tree.Ino][]tree.Dirent{},
-		live: map[tree.Ino]bool{tree.RootIno: true}, sums: map[tree.Ino]tree.Hash{},
+		live:  map[tree.Ino]bool{tree.RootIno: true},
+		paths: map[tree.Ino]string{0: "", tree.RootIno: ""},
+		sums:  map[tree.Ino]tree.Hash{},
 	}
 }
 
@@ -108,13 +111,20 @@ func (s *side) children(dir tree.Ino) []tree.Dirent {
 }
 
 // path is the path of an entry.
-func (s *side) path(k Key) string {
-	if k.Dir == tree.RootIno || k.Dir == 0 {
-		return k.Name
+func (s *side) path(k Key) string { return join(s.dirPath(k.Dir), k.Name) }
+
+// dirPath is the path of a directory, empty when it cannot be reached. Each is
+// put together once, from its parent's: a view would climb to the root for every
+// entry, and that makes a deep tree quadratic.
+func (s *side) dirPath(dir tree.Ino) string {
+	if known, ok := s.paths[dir]; ok {
+		return known
 	}
-	p, err := s.view.Path(k.Dir)
-	s.note(err)
-	return join(p, k.Name)
+	s.paths[dir] = "" // should a broken view have a cycle
+	if names := s.namesOf(dir); len(names) > 0 {
+		s.paths[dir] = s.path(Key{names[0].Dir, names[0].Name})
+	}
+	return s.paths[dir]
 }
 
 // pathOf is the first path of an inode, empty for the root and for none.
