@@ -10,7 +10,7 @@ func TestConvergedFileStaysOpen(t *testing.T) {
 	one, two := h.session(), h.session()
 	h.sh(two, "mkfifo steps")
 	h.publish(two)
-	run := h.background(two, `exec 3>log; echo start >&3; echo x >own; echo ready; read step <steps; echo more >&3 && echo wrote; cd made && read step <steps && pwd >/dev/null && echo there`)
+	run := h.background(two, `exec 3>log; echo start >&3; echo x >own; echo ready; read step <steps; echo more >&3 && echo wrote; cd made && read step <../steps && pwd >/dev/null && echo there`)
 	run.says("ready\n")
 	h.sh(one, "echo start >log")
 	h.publish(one)
