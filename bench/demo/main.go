@@ -109,7 +109,7 @@ func (s *story) clearUp(temp string, before map[string]string) error {
 			errs = append(errs, err)
 		}
 	}
-	left := s.rig.Family.Alive()
+	left := s.rig.Family.Remaining(5 * time.Second)
 	for _, p := range left {
 		errs = append(errs, fmt.Errorf("process left behind: %s", p))
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // fakePrograms are shell scripts in the place of the programs.
@@ -113,10 +114,13 @@ func TestFamilySeesOrphans(t *testing.T) {
 	if len(alive) != 1 {
 		t.Fatalf("alive: %v, want one orphan", alive)
 	}
+	if left := r.Family.Remaining(time.Millisecond); len(left) != 1 {
+		t.Errorf("remaining: %v, want the orphan", left)
+	}
 	if n := r.Family.Kill(); n != 1 {
 		t.Errorf("killed %d, want 1", n)
 	}
-	if alive := r.Family.Alive(); len(alive) != 0 {
+	if alive := r.Family.Remaining(time.Minute); len(alive) != 0 {
 		t.Errorf("still alive: %v", alive)
 	}
 }

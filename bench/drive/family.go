@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -117,6 +118,26 @@ func (f *Family) Alive() []Process {
 	walk(os.Getpid())
 	slices.SortFunc(out, func(a, b Process) int { return a.PID - b.PID })
 	return out
+}
+
+// Remaining lists the descendants that still run after grace. A process that is
+// on its way out, its locks and sockets closed already, is not one that was left
+// behind.
+func (f *Family) Remaining(grace time.Duration) []Process {
+	deadline := time.Now().Add(grace)
+	for {
+		alive := f.Alive()
+		left := time.Until(deadline)
+		if len(alive) == 0 || left <= 0 {
+			return alive
+		}
+		fd, err := unix.PidfdOpen(alive[0].PID, 0)
+		if err != nil {
+			continue // ended meanwhile
+		}
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		unix.Close(fd)
+	}
 }
 
 // Kill kills every descendant and returns how many there were.
