@@ -101,7 +101,7 @@ func (r *run) end(before map[string]string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	errs := []error{r.Stop(ctx)}
-	for _, p := range r.Family.Remaining(5*time.Second) {
+	for _, p := range r.Family.Remaining(5 * time.Second) {
 		errs = append(errs, fmt.Errorf("process left behind: %s", p))
 	}
 	r.Family.Kill()
