@@ -129,8 +129,10 @@ func TestRebaseOwnSource(t *testing.T) {
 	b.must(b.rebase(b.low, overlay.Edit{
 		DropInodes: []tree.Ino{4},
 		Files: []overlay.FileEdit{
-			{Ino: mine, Source: from(2), Op: 2}, {Ino: 2, Source: from(mine), Op: 2},
-			{Ino: 60, Source: from(4), Op: 2, Attr: attr()}, {Ino: 61, Source: from(gone), Op: 2, Attr: attr()},
+			{Ino: mine, Source: from(2), Op: 2},
+			{Ino: 2, Source: from(mine), Op: 2},
+			{Ino: 60, Source: from(4), Op: 2, Attr: attr()},
+			{Ino: 61, Source: from(gone), Op: 2, Attr: attr()},
 		},
 		Dirents: []tree.Dirent{{Dir: 3, Name: "g.old", Ino: 60, Kind: tree.File}, {Dir: 3, Name: "back", Ino: 61, Kind: tree.File}},
 	}))
@@ -225,7 +227,8 @@ func TestRebaseFails(t *testing.T) {
 		return overlay.Edit{
 			Op: 9,
 			Files: []overlay.FileEdit{
-				{Ino: mine, Source: big, Op: 9}, {Ino: 2, Source: own, Op: 9},
+				{Ino: mine, Source: big, Op: 9},
+				{Ino: 2, Source: own, Op: 9},
 				{Ino: 70, Source: big, Op: 9, Attr: &tree.Inode{Attr: tree.Attr{Kind: tree.File}}},
 			},
 			Dirents: []tree.Dirent{{Dir: 3, Name: "new", Ino: 70, Kind: tree.File}, {Dir: root, Name: "mine"}},

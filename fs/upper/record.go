@@ -170,8 +170,12 @@ func appendInode(b []byte, n *Inode) []byte {
 		set bool
 		bit byte
 	}{
-		{n.New, flagNew}, {n.Data, flagData}, {n.Written, flagWritten}, {n.Linkable, flagLinkable},
-		{n.Hash != tree.Hash{}, flagHash}, {n.Lineage != 0 || n.Prior != 0, flagLineage},
+		{n.New, flagNew},
+		{n.Data, flagData},
+		{n.Written, flagWritten},
+		{n.Linkable, flagLinkable},
+		{n.Hash != tree.Hash{}, flagHash},
+		{n.Lineage != 0 || n.Prior != 0, flagLineage},
 	} {
 		if f.set {
 			flags |= f.bit
