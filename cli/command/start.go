@@ -217,6 +217,11 @@ func stopDaemon(ctx context.Context, cfg config.Config) (stopped bool, err error
 	if o.PID == 0 {
 		return false, catalog.Errorf(catalog.Unavailable, "state directory %s is locked by a process that has not named itself yet: try again", cfg.StateDir)
 	}
+	// The lock is free a moment before the last process has ended, so those are
+	// waited for too.
+	parent, child := watchProcess(o.PID), watchProcess(o.Child)
+	defer parent.close()
+	defer child.close()
 	err = unix.Kill(o.PID, unix.SIGTERM)
 	if errors.Is(err, unix.ESRCH) && o.Child > 1 {
 		err = unix.Kill(o.Child, unix.SIGTERM) // the parent was killed; its child is ending anyway
@@ -224,10 +229,51 @@ func stopDaemon(ctx context.Context, cfg config.Config) (stopped bool, err error
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return false, catalog.Errorf(catalog.Unauthorized, "cannot stop sandboxd with pid %d: run as its user, or as root: %w", o.PID, err)
 	}
-	if err := cfg.AwaitFree(ctx, stopTime); err != nil {
+	if err := errors.Join(cfg.AwaitFree(ctx, stopTime), parent.wait(), child.wait()); err != nil {
 		return false, catalog.Errorf(catalog.Unavailable, "sandboxd with pid %d has not ended within %s: see %s", o.PID, stopTime, cfg.LogFile())
 	}
 	return true, nil
+}
+
+// processWatch waits for the end of a process; below 0 it watches none.
+type processWatch int
+
+// watchProcess watches pid, unless that has ended already.
+func watchProcess(pid int) processWatch {
+	if pid <= 1 {
+		return -1
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1
+	}
+	return processWatch(fd)
+}
+
+// wait returns when the process has ended, or an error after stopTime.
+func (w processWatch) wait() error {
+	if w < 0 {
+		return nil
+	}
+	for deadline := time.Now().Add(stopTime); ; {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return context.DeadlineExceeded
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(w), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if n > 0 {
+			return nil
+		}
+	}
+}
+
+func (w processWatch) close() {
+	if w >= 0 {
+		_ = unix.Close(int(w)) // nothing was written to it
+	}
 }
 
 // status is what "sandboxd status" tells.
