@@ -12,9 +12,13 @@ import (
 
 // Watch calls look now, whenever a command's output in dir has grown, and once
 // more when done is closed; it returns then, when ctx ends, or with look's
-// error.
+// error. Where the kernel has no watch left (a user gets 128 by default), the
+// output that appears meanwhile is seen at the end.
 func Watch(ctx context.Context, dir string, done <-chan struct{}, look func() error) error {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if errors.Is(err, unix.EMFILE) {
+		return waitThenLook(ctx, done, look)
+	}
 	if err != nil {
 		return fmt.Errorf("watch a transcript: %w", err)
 	}
@@ -54,5 +58,17 @@ func Watch(ctx context.Context, dir string, done <-chan struct{}, look func() er
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+}
+
+func waitThenLook(ctx context.Context, done <-chan struct{}, look func() error) error {
+	if err := look(); err != nil {
+		return err
+	}
+	select {
+	case <-done:
+		return look()
+	case <-ctx.Done():
+		return errors.Join(look(), ctx.Err())
 	}
 }
