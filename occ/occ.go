@@ -28,8 +28,6 @@ type View interface {
 	Inode(ino tree.Ino) (tree.Inode, error)
 	// Names lists the names of ino; none, or tree.ErrNotExist, when it has none.
 	Names(ino tree.Ino) ([]tree.Dirent, error)
-	// Path is the path of ino from the root without a leading slash.
-	Path(ino tree.Ino) (string, error)
 	// Content returns the bytes of a regular file. It is asked only for files
 	// of at most merge.MaxBytes.
 	Content(ino tree.Ino) ([]byte, error)
