@@ -331,11 +331,12 @@ func (d *Daemon) handleFileList(_ context.Context, c *call, r *catalog.FileListR
 	return res, nil
 }
 
-// write runs a change of one file: in its session, or as a commit of its own.
+// write runs a change of one file, beside no other: in its session, or as a
+// commit of its own.
 func (d *Daemon) write(ctx context.Context, c *call, sessionID, message string, do func(*session.Workspace, session.Operation, session.Noter) error) (session.Publication, string, error) {
 	if sessionID == "" {
 		pub, err := c.sandbox.operate(ctx, c.op(), message, func(w *session.Workspace, op session.Operation) error {
-			return do(w, op, session.Unrecorded{})
+			return w.Exclusive(func() error { return do(w, op, session.Unrecorded{}) })
 		})
 		if err != nil {
 			return pub, "", err
@@ -351,7 +352,7 @@ func (d *Daemon) write(ctx context.Context, c *call, sessionID, message string, 
 	if err != nil {
 		return session.Publication{}, "", err
 	}
-	return session.Publication{}, "", do(ws.Workspace, op, ws.Record())
+	return session.Publication{}, "", ws.Exclusive(func() error { return do(ws.Workspace, op, ws.Record()) })
 }
 
 func (d *Daemon) handleFileWrite(ctx context.Context, c *call, r *catalog.FileWriteRequest) (*catalog.FileWriteResult, error) {
@@ -361,13 +362,11 @@ func (d *Daemon) handleFileWrite(ctx context.Context, c *call, r *catalog.FileWr
 	}
 	res := &catalog.FileWriteResult{Path: r.Path, BytesWritten: int64(len(*r.Content)), Operation: c.RequestID, WorkspaceSessionID: r.WorkspaceSessionID}
 	pub, st, err := d.write(ctx, c, r.WorkspaceSessionID, r.Message, func(w *session.Workspace, op session.Operation, note session.Noter) error {
-		return w.Exclusive(func() error {
-			created, err := w.WriteFile(op, note, p, []byte(*r.Content))
-			if res.Type = "update"; created {
-				res.Type = "create"
-			}
-			return err
-		})
+		created, err := w.WriteFile(op, note, p, []byte(*r.Content))
+		if res.Type = "update"; created {
+			res.Type = "create"
+		}
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -385,19 +384,17 @@ func (d *Daemon) handleFileEdit(ctx context.Context, c *call, r *catalog.FileEdi
 	}
 	res := &catalog.FileEditResult{Path: r.Path, Operation: c.RequestID, WorkspaceSessionID: r.WorkspaceSessionID, EditsApplied: len(r.Edits)}
 	pub, st, err := d.write(ctx, c, r.WorkspaceSessionID, r.Message, func(w *session.Workspace, op session.Operation, note session.Noter) error {
-		return w.Exclusive(func() error {
-			_, data, err := session.ReadFile(w.Tree(op.Number, note), p)
-			if err != nil {
-				return err
-			}
-			text, n, err := applyEdits(p, string(data), r.Edits)
-			if err != nil {
-				return err
-			}
-			res.Replacements, res.BytesWritten = n, int64(len(text))
-			_, err = w.WriteFile(op, note, p, []byte(text))
+		_, data, err := session.ReadFile(w.Tree(op.Number, note), p)
+		if err != nil {
 			return err
-		})
+		}
+		text, n, err := applyEdits(p, string(data), r.Edits)
+		if err != nil {
+			return err
+		}
+		res.Replacements, res.BytesWritten = n, int64(len(text))
+		_, err = w.WriteFile(op, note, p, []byte(text))
+		return err
 	})
 	if err != nil {
 		return nil, err
